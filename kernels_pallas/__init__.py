@@ -1,0 +1,1 @@
+"""Pallas kernels for reinforcement learning on language models; imports nothing from rljax."""

@@ -1,0 +1,125 @@
+"""Records and function bundles that cross borders: read this file first to see how rljax fits together.
+
+    Env, VectorEnv  --Transition-->  Rollout  --Algo.update-->  (AlgoState, metrics)
+
+Records hold arrays and are pytrees. Bundles hold functions and settings and are never traced.
+Every function that takes a `key` consumes it: the caller must not use that key again.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+Array = jax.Array
+Key = jax.Array  # a typed PRNG key, `jax.random.key(0)`
+Params = Any  # nested dicts of arrays
+PyTree = Any
+Metrics = dict[str, jax.Array]  # flat: {"loss/policy": float32 scalar, ...}
+
+
+class Discrete(NamedTuple):
+    """Actions 0 ... num_actions - 1, int32."""
+
+    num_actions: int
+
+
+class Box(NamedTuple):
+    """Real actions of shape [A] between `low` and `high` (float32 arrays [A], may be infinite)."""
+
+    low: np.ndarray
+    high: np.ndarray
+
+
+class EnvSpec(NamedTuple):
+    """What an algorithm may know of an environment before it has seen one step."""
+
+    name: str
+    observation_shape: tuple[int, ...]
+    observation_dtype: Any
+    action_space: Discrete | Box
+    max_episode_steps: int  # the episode is truncated after this many steps
+
+
+class Step(NamedTuple):
+    """What one environment returns for one action, before any reset."""
+
+    observation: Array
+    reward: Array  # float32 []
+    terminated: Array  # bool []: the task itself has ended; nothing is worth anything afterwards
+    truncated: Array  # bool []: cut from outside (a time limit); the value of `observation` still counts
+
+
+class Env(NamedTuple):
+    """One pure-JAX environment. `state` is a pytree and holds all there is, the step counter included."""
+
+    reset: Callable[[Key], tuple[PyTree, Array]]  # key -> (state, observation)
+    step: Callable[[Key, PyTree, Array], tuple[PyTree, Step]]  # key, state, action -> (state, step)
+    spec: EnvSpec
+
+
+class Transition(NamedTuple):
+    """One step of B environments; the environments that ended have been reset already.
+
+    `episode_return` and `episode_length` are those of the episode that this step ended, and count only
+    where `terminated | truncated`. `mask` is 0 where no step was taken: some host environments spend
+    a call on the reset.
+    """
+
+    observation: Array  # [B, ...] to act on next, after the reset
+    next_observation: Array  # [B, ...] before the reset: the one to bootstrap from
+    reward: Array  # float32 [B]
+    terminated: Array  # bool [B]
+    truncated: Array  # bool [B]
+    episode_return: Array  # float32 [B]
+    episode_length: Array  # int32 [B]
+    mask: Array  # bool [B]
+
+
+class VectorEnv(NamedTuple):
+    """B environments stepped together. With `host=True` the functions have side effects and take numpy."""
+
+    reset: Callable[[Key], tuple[PyTree, Array]]  # key -> (state, observation [B, ...])
+    step: Callable[[Key, PyTree, Array], tuple[PyTree, Transition]]
+    spec: EnvSpec
+    num_envs: int
+
+
+class Rollout(NamedTuple):
+    """T steps of B environments under one policy, time first."""
+
+    observations: Array  # [T, B, ...]
+    actions: Array  # [T, B] int32, or [T, B, A] float32
+    behaviour_log_probs: Array  # float32 [T, B]
+    rewards: Array  # float32 [T, B]
+    terminated: Array  # bool [T, B]
+    truncated: Array  # bool [T, B]
+    next_observations: Array  # [T, B, ...] before the reset
+    mask: Array  # bool [T, B]
+
+
+class Distribution(NamedTuple):
+    """A family of distributions over actions; `params` is whatever the policy network returns."""
+
+    sample: Callable[[Key, PyTree], Array]
+    log_prob: Callable[[PyTree, Array], Array]
+    entropy: Callable[[PyTree], Array]
+    kl: Callable[[PyTree, PyTree], Array]  # KL(p || q)
+    mode: Callable[[PyTree], Array]
+
+
+class Net(NamedTuple):
+    """A network as two pure functions over a nested dict of arrays."""
+
+    init: Callable[[Key], Params]
+    apply: Callable[..., PyTree]  # params, inputs -> outputs
+
+
+class Algo(NamedTuple):
+    """An algorithm as pure functions over its state."""
+
+    init: Callable[[Key], PyTree]  # key -> state
+    act: Callable[[Key, PyTree, Array], tuple[Array, Array]]  # key, state, observations -> (actions, log_probs)
+    act_greedy: Callable[[PyTree, Array], Array]  # state, observations -> the policy's mode
+    update: Callable[[Key, PyTree, Any], tuple[PyTree, Metrics]]  # key, state, batch -> (state, metrics)

@@ -1,0 +1,43 @@
+"""Strictness at test time only: several CPU devices, no silent rank promotion, shapes checked at every call."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+).strip()
+os.environ.setdefault("MPLBACKEND", "agg")
+
+import jax
+import pytest
+from jaxtyping import install_import_hook
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--errors",
+        action="store_true",
+        help="run the tests of our own error messages, without the type-checking hook, "
+        "which would raise before them",
+    )
+
+
+def pytest_configure(config):
+    if not config.getoption("--errors"):
+        install_import_hook("rljax", "beartype.beartype")
+
+
+def pytest_collection_modifyitems(config, items):
+    want = config.getoption("--errors")
+    chosen = [item for item in items if (item.get_closest_marker("errors") is not None) == want]
+    dropped = [item for item in items if (item.get_closest_marker("errors") is not None) != want]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = chosen
+
+
+@pytest.fixture
+def key():
+    return jax.random.key(0)
