@@ -1,0 +1,238 @@
+"""Diagonal Gaussians over real actions [A], plain and squashed into a box by tanh.
+
+`log_std` is the logarithm of the standard deviation (not of the variance): a scalar, or of the
+trailing shape of `mean`. The standard deviation must be a normal float32, |log_std| < 80.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.core import Tracer
+from jax.typing import ArrayLike
+from jaxtyping import Float, Real
+
+from rljax.ops.checks import Scalar, broadcast_trailing, check_same_shape
+from rljax.types import Key
+
+_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
+def _standardised_log_prob(z: Array, log_std: Array) -> Array:
+    return jnp.sum(-0.5 * jnp.square(z) - log_std - _HALF_LOG_2PI, axis=-1)
+
+
+def gaussian_log_prob(
+    mean: Real[ArrayLike, "*S A"],
+    log_std: Scalar | Float[ArrayLike, "..."],
+    actions: Real[ArrayLike, "*S A"],
+) -> Float[Array, "*S"]:
+    """Log-density of each action vector.
+
+    Σ_i (-½ z_i² - log σ_i - ½ log 2π), z = (a - μ) / σ.
+
+    Args:
+        mean: μ [*S, A], any real dtype.
+        log_std: log σ, a scalar or of the trailing shape of mean.
+        actions: a [*S, A], any real dtype.
+
+    Returns:
+        [*S] float32.
+
+    Raises:
+        ValueError: if the shapes do not fit.
+
+    Example:
+        >>> round(gaussian_log_prob(jnp.zeros((1, 2)), 0.0, jnp.zeros((1, 2)))[0].item(), 4)
+        -1.8379
+    """
+    check_same_shape(mean=mean, actions=actions)
+    mean = jnp.asarray(mean, jnp.float32)
+    log_std = broadcast_trailing("log_std", log_std, mean.shape)
+    z = (jnp.asarray(actions, jnp.float32) - mean) * jnp.exp(-log_std)
+    return _standardised_log_prob(z, log_std)
+
+
+def gaussian_entropy(log_std: Real[ArrayLike, "*S A"]) -> Float[Array, "*S"]:
+    """Differential entropy in nats, H = Σ_i (log σ_i + ½ log 2πe).
+
+    Args:
+        log_std: log σ [*S, A], any real dtype; a state-independent [A] gives one number.
+
+    Returns:
+        [*S] float32.
+
+    Raises:
+        ValueError: for a scalar, which does not say how many dimensions there are.
+
+    Example:
+        >>> round(gaussian_entropy(jnp.array([-1.0, 1.0])).item(), 4)  # log 2πe
+        2.8379
+    """
+    log_std = jnp.asarray(log_std, jnp.float32)
+    if log_std.ndim == 0:
+        raise ValueError(f"log_std must have shape [*S, A], got {log_std.shape}")
+    return jnp.sum(log_std + (_HALF_LOG_2PI + 0.5), axis=-1)
+
+
+def gaussian_kl(
+    mean_p: Real[ArrayLike, "*S A"],
+    log_std_p: Scalar | Float[ArrayLike, "..."],
+    mean_q: Real[ArrayLike, "*S A"],
+    log_std_q: Scalar | Float[ArrayLike, "..."],
+) -> Float[Array, "*S"]:
+    """KL(p‖q) in nats between diagonal Gaussians.
+
+    Σ_i (log σ_q - log σ_p + (σ_p² + (μ_p - μ_q)²) / (2 σ_q²) - ½).
+    Both sides get gradients: hold the old policy fixed with `stop_gradient`.
+
+    Args:
+        mean_p: μ_p [*S, A], any real dtype.
+        log_std_p: log σ_p, a scalar or of the trailing shape of the means.
+        mean_q: μ_q [*S, A].
+        log_std_q: log σ_q, likewise.
+
+    Returns:
+        [*S] float32.
+
+    Raises:
+        ValueError: if the shapes do not fit.
+
+    Example:
+        >>> gaussian_kl(jnp.array([1.0, 2.0]), 0.0, jnp.array([0.0, 2.0]), 0.0).item()
+        0.5
+    """
+    check_same_shape(mean_p=mean_p, mean_q=mean_q)
+    mean_p, mean_q = jnp.asarray(mean_p, jnp.float32), jnp.asarray(mean_q, jnp.float32)
+    log_std_p = broadcast_trailing("log_std_p", log_std_p, mean_p.shape)
+    log_std_q = broadcast_trailing("log_std_q", log_std_q, mean_q.shape)
+    log_var_ratio = 2 * (log_std_p - log_std_q)
+    z = (mean_p - mean_q) * jnp.exp(-log_std_q)
+    # expm1: the terms of order one must cancel exactly, for a trust region lives on a KL of 0.001.
+    return 0.5 * jnp.sum(jnp.expm1(log_var_ratio) - log_var_ratio + jnp.square(z), axis=-1)
+
+
+def gaussian_sample(
+    key: Key, mean: Real[ArrayLike, "*S A"], log_std: Scalar | Float[ArrayLike, "..."]
+) -> Float[Array, "*S A"]:
+    """One action vector for each mean, a = μ + σ ε with ε ~ N(0, 1).
+
+    Gradients flow to μ and σ (reparameterised): add `stop_gradient` for a score function.
+
+    Args:
+        key: consumed.
+        mean: μ [*S, A], any real dtype.
+        log_std: log σ, a scalar or of the trailing shape of mean.
+
+    Returns:
+        [*S, A] float32.
+
+    Raises:
+        ValueError: if log_std does not fit.
+
+    Example:
+        >>> gaussian_sample(jax.random.key(0), jnp.zeros((4, 2)), -1.0).shape
+        (4, 2)
+    """
+    mean = jnp.asarray(mean, jnp.float32)
+    log_std = broadcast_trailing("log_std", log_std, mean.shape)
+    return mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape)
+
+
+def _bounds(low: ArrayLike, high: ArrayLike, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    if not isinstance(low, Tracer) and not isinstance(high, Tracer):
+        widths = np.asarray(high, np.float64) - np.asarray(low, np.float64)
+        if not np.all((widths > 0) & np.isfinite(widths)):
+            raise ValueError(f"low must be below high, both finite, got low {low} and high {high}")
+    return broadcast_trailing("low", low, shape), broadcast_trailing("high", high, shape)
+
+
+def _log_slope(pre_tanh: Array, half_width: Array) -> Array:
+    """log |da/du| summed over the last axis: 1 - tanh² u = 4 / (e^u + e^-u)² never reaches 0."""
+    log_one_minus_tanh2 = 2 * (math.log(2) - pre_tanh - jax.nn.softplus(-2 * pre_tanh))
+    return jnp.sum(log_one_minus_tanh2 + jnp.log(half_width), axis=-1)
+
+
+def tanh_gaussian_log_prob(
+    mean: Real[ArrayLike, "*S A"],
+    log_std: Scalar | Float[ArrayLike, "..."],
+    pre_tanh: Real[ArrayLike, "*S A"],
+    *,
+    low: Scalar | Float[ArrayLike, "..."] = -1.0,
+    high: Scalar | Float[ArrayLike, "..."] = 1.0,
+) -> Float[Array, "*S"]:
+    """Log-density of the action a = low + (high - low)(tanh(u) + 1)/2, with u ~ N(μ, σ²).
+
+    log N(u; μ, σ) - Σ_i log(1 - tanh² u_i) - Σ_i log((high_i - low_i)/2),
+    log(1 - tanh² u) = 2 (log 2 - u - softplus(-2u)).
+
+    Args:
+        mean: μ [*S, A], any real dtype.
+        log_std: log σ, a scalar or of the trailing shape of mean.
+        pre_tanh: u [*S, A], the sample before tanh; a itself would have lost it to rounding.
+        low: finite lower ends of the actions, a scalar or of the trailing shape of mean.
+        high: finite upper ends, likewise, above low.
+
+    Returns:
+        [*S] float32.
+
+    Raises:
+        ValueError: if the shapes do not fit, or low is not below high (known only outside jit).
+
+    Example:
+        >>> u = jnp.zeros((1, 2))  # log N = -log 2π, the slope of the action is 2 in each dimension
+        >>> round(tanh_gaussian_log_prob(u, 0.0, u, low=-2.0, high=2.0)[0].item(), 4)
+        -3.2242
+
+    Source: Haarnoja et al., Soft Actor-Critic Algorithms and Applications (2018), appendix C; the
+    scale of the box is ours.
+    """
+    low, high = _bounds(low, high, jnp.shape(mean))
+    log_probs = gaussian_log_prob(mean, log_std, pre_tanh)
+    return log_probs - _log_slope(jnp.asarray(pre_tanh, jnp.float32), 0.5 * (high - low))
+
+
+def tanh_gaussian_sample_and_log_prob(
+    key: Key,
+    mean: Real[ArrayLike, "*S A"],
+    log_std: Scalar | Float[ArrayLike, "..."],
+    *,
+    low: Scalar | Float[ArrayLike, "..."] = -1.0,
+    high: Scalar | Float[ArrayLike, "..."] = 1.0,
+) -> tuple[Float[Array, "*S A"], Float[Array, "*S"]]:
+    """One action in [low, high] for each mean, and its log-density.
+
+    u = μ + σ ε, a = low + (high - low)(tanh(u) + 1)/2, log p(a) as `tanh_gaussian_log_prob`.
+    Gradients flow to μ and σ through both results (reparameterised).
+
+    Args:
+        key: consumed.
+        mean: μ [*S, A], any real dtype.
+        log_std: log σ, a scalar or of the trailing shape of mean.
+        low: finite lower ends of the actions, a scalar or of the trailing shape of mean.
+        high: finite upper ends, likewise, above low.
+
+    Returns:
+        actions [*S, A] and log_probs [*S], float32.
+
+    Raises:
+        ValueError: if the shapes do not fit, or low is not below high (known only outside jit).
+
+    Example:
+        >>> key, mean = jax.random.key(0), jnp.zeros((3, 2))
+        >>> actions, log_probs = tanh_gaussian_sample_and_log_prob(key, mean, -1.0, low=0.0)
+        >>> actions.shape, log_probs.shape, bool(jnp.all((0 <= actions) & (actions <= 1)))
+        ((3, 2), (3,), True)
+    """
+    mean = jnp.asarray(mean, jnp.float32)
+    low, high = _bounds(low, high, mean.shape)
+    centre, half_width = 0.5 * (high + low), 0.5 * (high - low)
+    log_std = broadcast_trailing("log_std", log_std, mean.shape)
+    noise = jax.random.normal(key, mean.shape)
+    pre_tanh = mean + jnp.exp(log_std) * noise
+    # From the noise itself: a tiny σ would be lost in the rounding of (u - μ)/σ.
+    log_probs = _standardised_log_prob(noise, log_std) - _log_slope(pre_tanh, half_width)
+    actions = centre + half_width * jnp.tanh(pre_tanh)
+    return jnp.clip(actions, low, high), log_probs  # clip: the last bit may lie outside
