@@ -1,7 +1,11 @@
-"""Checks of shapes at trace time; they cost nothing once a function is compiled."""
+"""What a function does with its arguments first, at trace time: check shapes, go to float32."""
 
 import jax.numpy as jnp
+from jax import Array
 from jax.typing import ArrayLike
+from jaxtyping import Float
+
+Scalar = float | int | Float[ArrayLike, ""]  # a hyper-parameter, traced or not
 
 
 def check_same_shape(**arrays: ArrayLike | None) -> None:
@@ -45,3 +49,47 @@ def check_shape(name: str, array: ArrayLike, *allowed: tuple[int, ...]) -> None:
     if jnp.shape(array) not in allowed:
         wanted = " or ".join(str(shape) for shape in allowed)
         raise ValueError(f"{name} must have shape {wanted}, got {jnp.shape(array)}")
+
+
+def broadcast_trailing(
+    name: str, x: Scalar | Float[ArrayLike, "..."], shape: tuple[int, ...]
+) -> Float[Array, "..."]:
+    """A hyper-parameter that is a scalar or has trailing axes of `shape`, as an array of `shape`.
+
+    Args:
+        name: what the caller's user calls it.
+        x: a scalar, or an array whose shape is the end of `shape`: `[B]` or `[T, B]` for `[T, B]`.
+        shape: what to broadcast to.
+
+    Returns:
+        `shape`, float32.
+
+    Raises:
+        ValueError: naming x, its shape and `shape`.
+
+    Example:
+        >>> broadcast_trailing("discount", jnp.array([0.9, 1.0]), (3, 2)).shape
+        (3, 2)
+    """
+    x = jnp.asarray(x, jnp.float32)
+    if x.shape != shape[len(shape) - x.ndim :]:
+        raise ValueError(
+            f"{name} must be a scalar or have the trailing shape of {shape}, got {x.shape}"
+        )
+    return jnp.broadcast_to(x, shape)
+
+
+def as_float32(*arrays: ArrayLike) -> tuple[Array, ...]:
+    """The arrays as JAX arrays in float32, whatever real dtype they come in.
+
+    Args:
+        *arrays: of any shape.
+
+    Returns:
+        One float32 array for each.
+
+    Example:
+        >>> [x.dtype.name for x in as_float32(jnp.ones(2, jnp.bfloat16), 3)]
+        ['float32', 'float32']
+    """
+    return tuple(jnp.asarray(array, jnp.float32) for array in arrays)

@@ -12,13 +12,15 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, Int, Shaped
 
-from rljax.ops.checks import check_same_shape, check_shape
+from rljax.ops.checks import Scalar, check_same_shape, check_shape
 
 Axis = int | tuple[int, ...] | None
 
 
 def keep(
-    x: Shaped[ArrayLike, "*S"], mask: Shaped[ArrayLike, "*S"] | None, otherwise: float = 0.0
+    x: Shaped[ArrayLike, "*S"],
+    mask: Shaped[ArrayLike, "*S"] | None = None,
+    otherwise: Scalar = 0.0,
 ) -> Float[Array, "*S"]:
     """x in float32 where the mask is set, `otherwise` elsewhere.
 
@@ -164,15 +166,38 @@ def masked_all_equal(
     return jnp.all(same if mask is None else same | (jnp.asarray(mask) == 0), axis=axis)
 
 
-def _centre(x: Array, mask: ArrayLike | None) -> Array:
-    """x - mean, twice: the second pass removes the rounding error of a large mean."""
+def masked_centre(
+    x: Shaped[ArrayLike, "*S"], mask: Shaped[ArrayLike, "*S"] | None = None, axis: Axis = None
+) -> Float[Array, "*S"]:
+    """x minus the mean of its unmasked elements.
+
+    y_i = x_i - mean, computed twice: the second time removes the rounding error of a large mean.
+
+    Args:
+        x: [*S], any real dtype; may be anything where masked.
+        mask: [*S], bool or 0/1; None keeps everything.
+        axis: axes over which the mean is taken; None is all.
+
+    Returns:
+        [*S] float32; 0 where masked.
+
+    Raises:
+        ValueError: if the shapes differ.
+
+    Example:
+        >>> masked_centre(jnp.array([[1.0, 3.0], [5.0, 9.0]]), axis=1).tolist()
+        [[-1.0, 1.0], [-2.0, 2.0]]
+    """
+    x = keep(x, mask)
     for _ in range(2):
-        x = keep(x - masked_mean(x, mask), mask)
+        mean = masked_mean(x, mask, axis)
+        mean = mean if axis is None else jnp.expand_dims(mean, axis)
+        x = keep(x - jnp.broadcast_to(mean, x.shape), mask)
     return x
 
 
 def masked_whiten(
-    x: Shaped[ArrayLike, "*S"], mask: Shaped[ArrayLike, "*S"] | None = None, eps: float = 1e-8
+    x: Shaped[ArrayLike, "*S"], mask: Shaped[ArrayLike, "*S"] | None = None, eps: Scalar = 1e-8
 ) -> Float[Array, "*S"]:
     """x shifted to mean 0 and scaled to variance 1 over all unmasked elements of all axes.
 
@@ -194,7 +219,7 @@ def masked_whiten(
         [-1.0, 1.0, 0.0]
     """
     equal = masked_all_equal(x, mask)
-    centred = _centre(jnp.where(equal, 0.0, keep(x, mask)), mask)
+    centred = masked_centre(jnp.where(equal, 0.0, keep(x, mask)), mask)
     spread = masked_mean(jnp.square(centred), mask) + eps
     # 0 only if all are equal or differ by less than float32 can square; centred is (nearly) 0 then.
     return centred * jax.lax.rsqrt(jnp.where(spread == 0, 1.0, spread))
@@ -228,8 +253,8 @@ def explained_variance(
     equal = masked_all_equal(targets, mask)
     targets = jnp.where(equal, 0.0, keep(targets, mask))
     error = targets - jnp.where(equal, 0.0, keep(predictions, mask))
-    spread = masked_mean(jnp.square(_centre(targets, mask)), mask)
-    unexplained = masked_mean(jnp.square(_centre(error, mask)), mask)
+    spread = masked_mean(jnp.square(masked_centre(targets, mask)), mask)
+    unexplained = masked_mean(jnp.square(masked_centre(error, mask)), mask)
     return jnp.where(spread == 0, 0.0, 1.0 - unexplained / jnp.where(spread == 0, 1.0, spread))
 
 
