@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Integer, Shaped
 
 from rljax.ops.checks import Scalar, check_same_shape, check_shape
 
@@ -24,8 +24,8 @@ def keep(
 ) -> Float[Array, "*S"]:
     """x in float32 where the mask is set, `otherwise` elsewhere.
 
-    y_i = x_i if mask_i else otherwise. Use it before exp, log or division, with an `otherwise`
-    that the operation can take; the gradient to a masked x_i is exactly 0.
+    Use it before exp, log or division, with an `otherwise` that the operation can take. The
+    gradient to a masked x_i is exactly 0.
 
     Args:
         x: [*S], any real dtype.
@@ -52,8 +52,7 @@ def masked_count(
 ) -> Float[Array, "..."]:
     """The number of unmasked elements of x; only the shape of x is read.
 
-    n = Σ_i [mask_i ≠ 0], added in int32 and therefore exact beyond 2^24 as well, until the last
-    rounding to float32.
+    Σ_i [mask_i ≠ 0], added in int32, so that it keeps counting beyond 2^24.
 
     Args:
         x: [*S], any dtype.
@@ -274,5 +273,27 @@ def last_index(mask: Shaped[ArrayLike, "*B L"]) -> Int[Array, "*B"]:
         [1, 2, -1]
     """
     mask = jnp.asarray(mask)
-    position = jnp.broadcast_to(jnp.arange(mask.shape[-1], dtype=jnp.int32), mask.shape)
+    position = jax.lax.broadcasted_iota(jnp.int32, mask.shape, mask.ndim - 1)
     return jnp.max(jnp.where(mask != 0, position, -1), axis=-1, initial=-1)
+
+
+def length_mask(lengths: Integer[ArrayLike, "*B"], max_length: int) -> Bool[Array, "*B L"]:
+    """Marks the first `lengths` positions of each row, whatever tokens stand there.
+
+    mask_bi = i < lengths_b. Never ask `token != pad`: padding and end of sequence may share an id.
+
+    Args:
+        lengths: [*B] integers.
+        max_length: L, the width of the rows; static.
+
+    Returns:
+        [*B, L] bool.
+
+    Example:
+        >>> length_mask(jnp.array([2, 0]), 3).tolist()
+        [[True, True, False], [False, False, False]]
+    """
+    lengths = jnp.asarray(lengths)
+    shape = (*lengths.shape, max_length)
+    position = jax.lax.broadcasted_iota(jnp.int32, shape, lengths.ndim)
+    return position < jnp.broadcast_to(lengths[..., None], shape)
