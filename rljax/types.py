@@ -78,10 +78,22 @@ class Transition(NamedTuple):
 
 
 class VectorEnv(NamedTuple):
-    """B environments stepped together. With `host=True` the functions have side effects and take numpy."""
+    """B pure-JAX environments stepped together."""
 
     reset: Callable[[Key], tuple[PyTree, Array]]  # key -> (state, observation [B, ...])
     step: Callable[[Key, PyTree, Array], tuple[PyTree, Transition]]
+    spec: EnvSpec
+    num_envs: int
+
+
+class HostVectorEnv(NamedTuple):
+    """B environments outside JAX: the functions take and return NumPy arrays and have side effects."""
+
+    reset: Callable[[int], np.ndarray]  # seed -> observation [B, ...]
+    step: Callable[[np.ndarray], Transition]  # actions [B] or [B, A] -> Transition of NumPy arrays
+    snapshot: Callable[[], PyTree]  # everything there is, as arrays of fixed shape and dtype
+    restore: Callable[[PyTree], np.ndarray]  # snapshot -> observation to go on from, bit for bit
+    close: Callable[[], None]
     spec: EnvSpec
     num_envs: int
 
@@ -96,6 +108,8 @@ class Rollout(NamedTuple):
     terminated: Array  # bool [T, B]
     truncated: Array  # bool [T, B]
     next_observations: Array  # [T, B, ...] before the reset
+    episode_returns: Array  # float32 [T, B], of the episode that the step ended; as in `Transition`
+    episode_lengths: Array  # int32 [T, B]
     mask: Array  # bool [T, B]
 
 
