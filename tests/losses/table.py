@@ -1,0 +1,102 @@
+"""Every loss of rljax, one row each; test_table.py holds all of them to the rules of the house.
+
+To add a loss, append a `Row` to `ROWS`. Nothing else is needed:
+
+    Row("mine", mine_loss, make=inputs("values", "targets"), trained=("values",), held=("targets",))
+
+`make` returns the array arguments by name: random, valid, and away from kinks by chance alone. Each
+float argument is named once: in `trained` if it gets a gradient, in `held` if the loss holds it
+constant. Arguments start with `shape`, the axes of the mask, or with the first of them alone (one
+number per row of tokens); those with neither, such as an atom support, are named in `shared`.
+Settings that select another branch of the same loss deserve a row of their own.
+The numbers a loss must give are not checked here but in a file of its own, by hand.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rljax.losses.ppo import ppo_loss
+from rljax.losses.trpo import surrogate_loss
+from rljax.losses.value import value_loss
+from rljax.losses.vpg import vpg_loss
+
+Inputs = dict[str, np.ndarray]
+Make = Callable[[np.random.Generator, tuple[int, ...]], Inputs]
+
+
+class Row(NamedTuple):
+    """One loss under one choice of settings."""
+
+    name: str
+    loss: Callable[..., Any]  # loss(**inputs, **settings, mask=..., denominator=...)
+    make: Make  # random generator, shape -> array arguments by name
+    trained: tuple[str, ...]
+    held: tuple[str, ...]
+    settings: Mapping[str, Any] = {}
+    shape: tuple[int, ...] = (8, 3)  # the first axis is split, permuted, and shared by 4 devices
+    shared: tuple[str, ...] = ()
+    count: Callable[[np.ndarray], int] = np.count_nonzero  # mask -> the default denominator
+    local_metrics: tuple[str, ...] = ()  # metrics that do not add up over micro-batches
+
+
+def inputs(*names: str) -> Make:
+    """Arguments of the mask's shape, each a standard normal number per element."""
+
+    def make(rng: np.random.Generator, shape: tuple[int, ...]) -> Inputs:
+        return {name: rng.normal(size=shape).astype(np.float32) for name in names}
+
+    return make
+
+
+def policy_inputs(rng: np.random.Generator, shape: tuple[int, ...]) -> Inputs:
+    """Two policies whose ratio is in and out of every band, and advantages of either sign."""
+    behaviour = rng.uniform(-3.0, -0.1, shape)
+    arrays = {
+        "log_probs": behaviour + rng.normal(0.0, 0.7, shape),
+        "behaviour_log_probs": behaviour,
+        "advantages": rng.normal(0.0, 2.0, shape),
+    }
+    return {name: array.astype(np.float32) for name, array in arrays.items()}
+
+
+POLICY = {
+    "make": policy_inputs,
+    "trained": ("log_probs",),
+    "held": ("behaviour_log_probs", "advantages"),
+}
+
+ROWS = [
+    Row(
+        "vpg",
+        vpg_loss,
+        make=inputs("log_probs", "advantages"),
+        trained=("log_probs",),
+        held=("advantages",),
+    ),
+    Row("surrogate", surrogate_loss, **POLICY),
+    Row("ppo", ppo_loss, **POLICY, settings={"clip": 0.2}),
+    Row(
+        "ppo-dual-clip",
+        ppo_loss,
+        **POLICY,
+        settings={"clip": 0.2, "clip_high": 0.3, "dual_clip": 1.5},
+    ),
+    Row("ppo-flat", ppo_loss, **POLICY, settings={"clip": 0.2}, shape=(8,)),
+    Row(
+        "value",
+        value_loss,
+        make=inputs("values", "targets"),
+        trained=("values",),
+        held=("targets",),
+    ),
+    Row(
+        "value-clip",
+        value_loss,
+        make=inputs("values", "targets", "behaviour_values"),
+        trained=("values",),
+        held=("targets", "behaviour_values"),
+        settings={"clip": 0.5},
+    ),
+]
