@@ -39,7 +39,8 @@ NUMBERS = (
 )
 SINGLE, TUPLE, ARRAY = 0, 100, 200  # added to an index into NUMBERS
 WIDE = {"b": np.uint64, "u": np.uint64, "i": np.int64, "f": np.float64}  # dtype.kind -> 8 bytes
-LINKS = ("env", "_cached_spec", "_np_random")  # attributes that lead to what is handled elsewhere
+# What is handled elsewhere; and the seed, which says nothing of where the generator stands.
+LINKS = ("env", "_cached_spec", "_np_random", "_np_random_seed")
 MUJOCO_LINKS = ("model", "data", "mujoco_renderer")
 LOW_64 = (1 << 64) - 1
 

@@ -54,8 +54,8 @@ def test_from_ordinary_states(theirs):
 @pytest.mark.parametrize("side", [-1, 1])
 @pytest.mark.parametrize(("index", "limit"), [(0, MAX_POSITION), (2, MAX_ANGLE)])
 def test_on_both_sides_of_the_thresholds(theirs, index, limit, side, action):
-    # x' = x + 0.02 v: with v = 1 and x = limit - 0.02 + e the step ends at limit + e, outside for e > 0.
-    # The same holds for the angle. The e are large against float32's spacing, 2.4e-7 at 2.4.
+    # x' = x + 0.02 v: with v = 1 and x = limit - 0.02 + e the step ends at limit + e, outside if
+    # e > 0, and so for the angle. The e are large against float32's spacing, 2.4e-7 at 2.4.
     offsets = np.array([-1e-2, -1e-4, -1e-5, 1e-5, 1e-4, 1e-2])
     states = np.zeros((len(offsets), 4))
     states[:, index] = side * (limit - 0.02 + offsets)
@@ -71,7 +71,7 @@ def test_outside_is_terminated_wherever_it_came_from(theirs):
 
 
 def test_a_full_episode_of_500_steps(key):
-    """A balancing controller keeps the pole up; both are set to the same state before every step."""
+    """A controller keeps the pole up; both are set to the same state before every step."""
     theirs = gymnasium.make("CartPole-v1", disable_env_checker=True)
     theirs.reset(seed=0)
     env = make("CartPole-v1")

@@ -8,7 +8,7 @@ import pytest
 from rljax.envs import line_world, make
 from rljax.envs.line_world import LineWorldState
 
-# From the notes: move by -1, 0, +1, clamped to -2 ... 2; the reward belongs to the position entered,
+# From the notes: move by -1, 0, +1, clamped to -2 ... 2; the reward is the entered position's:
 # 10 at 2, -5 at 1, -1 elsewhere.
 # position: (next position, reward) for the actions 0, 1, 2
 TABLE = {

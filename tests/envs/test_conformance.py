@@ -1,0 +1,300 @@
+"""One test for every environment and adaptor: all obey the same `Transition`.
+
+Each case is driven once; the tests look at the recording.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+
+from rljax.envs import PURE_JAX, make
+from rljax.envs.gymnasium import adapt, env_seeds, make_host
+from rljax.envs.vector import vectorize
+from rljax.types import Box, Discrete, EnvSpec, Transition
+
+B = 3
+SEED = 5
+MODES = ("same_step", "next_step", "disabled")
+
+
+class Case(NamedTuple):
+    name: str
+    how: str  # "jax", "native", or the vectorization of `make_host`
+    mode: str
+    num_steps: int
+    options: tuple = ()
+
+    def __str__(self):
+        return "-".join([self.name, self.how, self.mode, *(key for key, _ in self.options)])
+
+
+CASES = [
+    Case("LineWorld-v0", "jax", "same_step", 220),
+    Case("CartPole-v1", "jax", "same_step", 520),
+    *(Case("CartPole-v1", "sync", mode, 520) for mode in MODES),
+    *(Case("CartPole-v1", "async", mode, 60) for mode in MODES),
+    Case("CartPole-v1", "native", "next_step", 520),  # Gymnasium's own vector CartPole
+    *(Case("Pendulum-v1", "sync", mode, 410) for mode in MODES),
+    *(Case("HalfCheetah-v5", "sync", mode, 1010) for mode in MODES),
+    *(Case("Hopper-v5", "sync", mode, 250) for mode in MODES),
+    # A Hopper that may fall: the only way for it to reach its limit untrained.
+    Case("Hopper-v5", "sync", "next_step", 1010, (("terminate_when_unhealthy", False),)),
+]
+HOST_CASES = [case for case in CASES if case.how in ("sync", "async")]
+
+
+class Runner(NamedTuple):
+    reset: Callable[[int], np.ndarray]
+    step: Callable[[np.ndarray], Transition]
+    spec: EnvSpec
+    close: Callable[[], None]
+
+
+def open_runner(case):
+    if case.how == "jax":
+        return open_jax(case.name)
+    if case.how == "native":
+        envs = adapt(gymnasium.make_vec(case.name, B, vectorization_mode="vector_entry_point"))
+    else:
+        envs = make_host(
+            case.name, B, autoreset_mode=case.mode, vectorization=case.how, **dict(case.options)
+        )
+    return Runner(envs.reset, envs.step, envs.spec, envs.close)
+
+
+def open_jax(name):
+    envs = vectorize(make(name), B)
+    vector_reset, vector_step = jax.jit(envs.reset), jax.jit(envs.step)
+    memory: dict[str, Any] = {}
+
+    def reset(seed):
+        memory["key"], reset_key = jax.random.split(jax.random.key(seed))
+        memory["state"], observation = vector_reset(reset_key)
+        return np.asarray(observation)
+
+    def step(actions):
+        memory["key"], step_key = jax.random.split(memory["key"])
+        memory["state"], transition = vector_step(step_key, memory["state"], actions)
+        return jax.tree.map(np.asarray, transition)
+
+    return Runner(reset, step, envs.spec, lambda: None)
+
+
+def act(spec, b, observation):
+    """A policy without randomness: environment 0 of CartPole is balanced, the rest is erratic."""
+    if spec.name == "CartPole-v1" and b == 0:
+        x, x_dot, theta, theta_dot = observation
+        return int(0.1 * x + 0.3 * x_dot + 3.0 * theta + theta_dot > 0)
+    noise = np.sin(1e3 * float(observation.sum(dtype=np.float64)))
+    if isinstance(spec.action_space, Discrete):
+        return int((noise + 1) / 2 * spec.action_space.num_actions * (1 - 1e-9))
+    phases = np.arange(len(spec.action_space.low))
+    return 1.5 * spec.action_space.high * np.sin(100 * noise + phases)  # beyond the bounds at times
+
+
+def drive(runner, observation, num_steps):
+    """Observations acted on, actions and transitions, each stacked to [T, B, ...]."""
+    dtype = np.int32 if isinstance(runner.spec.action_space, Discrete) else np.float32
+    observations, actions, transitions = [], [], []
+    for _ in range(num_steps):
+        action = np.array([act(runner.spec, b, observation[b]) for b in range(B)], dtype)
+        transition = runner.step(action)
+        observations.append(observation)
+        actions.append(action)
+        transitions.append(transition)
+        observation = transition.observation
+    return np.stack(observations), np.stack(actions), Transition(*map(np.stack, zip(*transitions)))
+
+
+class Recording(NamedTuple):
+    spec: EnvSpec
+    first: np.ndarray
+    observations: np.ndarray
+    actions: np.ndarray
+    steps: Transition
+
+
+@functools.cache
+def record(case):
+    runner = open_runner(case)
+    first = runner.reset(SEED)
+    recording = Recording(runner.spec, first, *drive(runner, first, case.num_steps))
+    runner.close()
+    return recording
+
+
+all_cases = pytest.mark.parametrize("case", CASES, ids=str)
+host_cases = pytest.mark.parametrize("case", HOST_CASES, ids=str)
+
+
+@all_cases
+def test_shapes_and_dtypes_match_the_spec(case):
+    spec, first, _, _, steps = record(case)
+    assert spec.name == case.name
+    assert first.shape == (B, *spec.observation_shape)
+    for x in (first, steps.observation, steps.next_observation):
+        assert x.dtype == spec.observation_dtype
+        assert x.shape[-1 - len(spec.observation_shape) :] == (B, *spec.observation_shape)
+    per_step = {
+        "reward": np.float32,
+        "terminated": np.bool_,
+        "truncated": np.bool_,
+        "episode_return": np.float32,
+        "episode_length": np.int32,
+        "mask": np.bool_,
+    }
+    for field, dtype in per_step.items():
+        assert getattr(steps, field).dtype == dtype, field
+        assert getattr(steps, field).shape == (case.num_steps, B), field
+    if isinstance(spec.action_space, Box):
+        assert spec.action_space.low.dtype == spec.action_space.high.dtype == np.float32
+
+
+@all_cases
+def test_next_observation_is_the_one_before_the_reset(case):
+    steps = record(case).steps
+    ended = steps.terminated | steps.truncated
+    assert ended.any()
+    for b in range(B):
+        for t in range(case.num_steps):
+            final, fresh = steps.next_observation[t, b], steps.observation[t, b]
+            if ended[t, b] and case.mode == "next_step":
+                np.testing.assert_array_equal(fresh, final)  # the reset comes with the next call
+            elif ended[t, b] and not (case.name == "LineWorld-v0" and final[2] == 1):
+                assert not np.array_equal(final, fresh)  # the line world may end where it starts
+            elif not ended[t, b]:
+                np.testing.assert_array_equal(final, fresh)
+
+
+@all_cases
+def test_only_next_step_spends_calls_and_only_after_an_end(case):
+    steps = record(case).steps
+    ended = steps.terminated | steps.truncated
+    spent = np.zeros((case.num_steps, B), np.bool_)
+    if case.mode == "next_step":
+        spent[1:] = ended[:-1]
+    np.testing.assert_array_equal(~steps.mask, spent)
+    assert not ended[spent].any()
+    assert not steps.reward[spent].any()
+
+
+@all_cases
+def test_statistics_equal_a_hand_count(case):
+    steps = record(case).steps
+    num_ends = 0
+    for b in range(B):
+        total, length = 0.0, 0
+        for t in range(case.num_steps):
+            if not steps.mask[t, b]:
+                continue
+            total, length = total + float(steps.reward[t, b]), length + 1
+            if steps.terminated[t, b] or steps.truncated[t, b]:
+                assert steps.episode_length[t, b] == length
+                # The adaptor adds up float64 rewards, this loop those rounded to float32.
+                np.testing.assert_allclose(steps.episode_return[t, b], total, rtol=1e-5, atol=1e-4)
+                total, length, num_ends = 0.0, 0, num_ends + 1
+    assert num_ends >= 2
+
+
+@all_cases
+def test_truncated_at_the_limit_and_only_there(case):
+    spec, _, _, _, steps = record(case)
+    limits = {"LineWorld-v0": 100, "CartPole-v1": 500, "Pendulum-v1": 200}
+    assert spec.max_episode_steps == limits.get(case.name, 1000)
+    ended = steps.terminated | steps.truncated
+    assert (steps.episode_length[ended] <= spec.max_episode_steps).all()
+    # No step is both: an episode of these that falls does so long before its limit.
+    np.testing.assert_array_equal(
+        steps.truncated[ended], steps.episode_length[ended] == spec.max_episode_steps
+    )
+    np.testing.assert_array_equal(steps.terminated[ended], ~steps.truncated[ended])
+    falls = case.name == "CartPole-v1" or (case.name == "Hopper-v5" and not case.options)
+    assert steps.terminated.any() == falls
+    assert steps.truncated.any() == (case.num_steps > spec.max_episode_steps)
+
+
+@all_cases
+def test_same_seed_same_data(case):
+    first, num_steps = record(case).first, 30
+    runner = open_runner(case)
+    runner.reset(SEED + 1)
+    drive(runner, first, 3)  # a reset in the middle of an episode starts all over
+    again = runner.reset(SEED)
+    np.testing.assert_array_equal(again, first)
+    _, actions, steps = drive(runner, again, num_steps)
+    np.testing.assert_array_equal(actions, record(case).actions[:num_steps])
+    for ours, theirs in zip(steps, record(case).steps, strict=True):
+        np.testing.assert_array_equal(ours, theirs[:num_steps])
+    if case.name != "LineWorld-v0":  # which always starts at 0
+        assert not np.array_equal(runner.reset(SEED + 1), first)
+        assert len({row.tobytes() for row in first}) == B
+    runner.close()
+
+
+@host_cases
+def test_equal_to_the_raw_single_environments(case):
+    """Each environment on its own, reset by hand, gives every number, the statistics too."""
+    spec, first, _, actions, steps = record(case)
+    for b, seed in enumerate(env_seeds(SEED, B)):
+        raw = gymnasium.make(case.name, disable_env_checker=True, **dict(case.options))
+        observation, _ = raw.reset(seed=seed)
+        np.testing.assert_array_equal(observation.astype(np.float32), first[b])
+        total, length = 0.0, 0
+        for t in range(case.num_steps):
+            if not steps.mask[t, b]:
+                continue
+            action = actions[t, b]
+            if isinstance(spec.action_space, Box):
+                action = np.minimum(np.maximum(action, raw.action_space.low), raw.action_space.high)
+            observation, reward, terminated, truncated, _ = raw.step(action)
+            total, length = total + float(reward), length + 1
+            np.testing.assert_array_equal(
+                steps.next_observation[t, b], observation.astype(np.float32)
+            )
+            assert steps.reward[t, b] == np.float32(reward)
+            assert (steps.terminated[t, b], steps.truncated[t, b]) == (terminated, truncated)
+            if terminated or truncated:
+                assert steps.episode_return[t, b] == np.float32(total)
+                assert steps.episode_length[t, b] == length
+                observation, _ = raw.reset()
+                total, length = 0.0, 0
+                began = t + (case.mode == "next_step")
+                if began < case.num_steps:
+                    np.testing.assert_array_equal(
+                        steps.observation[began, b], observation.astype(np.float32)
+                    )
+        raw.close()
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "HalfCheetah-v5", "Hopper-v5"])
+def test_the_three_modes_give_the_same_episodes(name):
+    def taken(mode):
+        """Per environment, the numbers of the steps that were really taken."""
+        steps = record(next(c for c in CASES if c[:3] == (name, "sync", mode))).steps
+        fields = (steps.next_observation, steps.reward, steps.terminated, steps.truncated)
+        return [[field[steps.mask[:, b], b] for field in fields] for b in range(B)]
+
+    runs = [taken(mode) for mode in MODES]
+    for b in range(B):
+        shortest = min(len(run[b][0]) for run in runs)
+        assert shortest > 50
+        for run in runs[1:]:
+            for ours, reference in zip(run[b], runs[0][b], strict=True):
+                np.testing.assert_array_equal(ours[:shortest], reference[:shortest])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_worker_processes_give_the_same_data(mode):
+    ours = record(Case("CartPole-v1", "async", mode, 60)).steps
+    reference = record(Case("CartPole-v1", "sync", mode, 520)).steps
+    for x, y in zip(ours, reference, strict=True):
+        np.testing.assert_array_equal(x, y[:60])
+
+
+def test_every_pure_jax_environment_is_a_case():
+    assert set(PURE_JAX) == {case.name for case in CASES if case.how == "jax"}
