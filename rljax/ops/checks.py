@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
-from jaxtyping import Float
+from jaxtyping import Float, Real
 
-Scalar = float | int | Float[ArrayLike, ""]  # a hyper-parameter, traced or not
+Scalar = float | int | Real[ArrayLike, ""]  # a hyper-parameter, traced or not
 
 
 def check_same_shape(**arrays: ArrayLike | None) -> None:
@@ -52,7 +52,7 @@ def check_shape(name: str, array: ArrayLike, *allowed: tuple[int, ...]) -> None:
 
 
 def broadcast_trailing(
-    name: str, x: Scalar | Float[ArrayLike, "..."], shape: tuple[int, ...]
+    name: str, x: Scalar | Real[ArrayLike, "..."], shape: tuple[int, ...]
 ) -> Float[Array, "..."]:
     """A hyper-parameter that is a scalar or has trailing axes of `shape`, as an array of `shape`.
 

@@ -63,8 +63,8 @@ def group_advantages(
         >>> group_advantages(jnp.array([[0.0, 2.0], [5.0, 5.0]]), eps=0.0).tolist()
         [[-1.0, 1.0], [0.0, 0.0]]
 
-    Source: Shao et al., 2024 (DeepSeekMath), section 4.1.2, without eps; "none": Liu et al., 2025
-    (Understanding R1-Zero-like training), section 3.2.
+    Source: Shao et al., 2024 (DeepSeekMath), section 4.1.2, eps is ours; scale="none": Liu et al.,
+    2025 (Dr. GRPO).
     """
     if scale not in ("std", "none"):
         raise ValueError(f'scale must be "std" or "none", got {scale!r}')

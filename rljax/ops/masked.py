@@ -129,7 +129,7 @@ def masked_mean(
     count = masked_count(x, mask, axis)
     if denominator is None:
         denominator = count
-    check_shape("denominator", denominator, (), total.shape)
+    check_shape("denominator", denominator, *{(), total.shape})
     # The total is 0 where nothing counts. A 0 beside a mask that is not empty is the caller's error
     # and shows as inf.
     return total / jnp.where(count == 0, 1.0, jnp.asarray(denominator, jnp.float32))

@@ -68,7 +68,7 @@ def lambda_returns(
     discounts: Real[ArrayLike, "T *B"],
     next_values: Real[ArrayLike, "T *B"],
     *,
-    lambda_: Scalar | Float[ArrayLike, "T *B"],
+    lambda_: Scalar | Real[ArrayLike, "T *B"],
 ) -> Float[Array, "T *B"]:
     """Mixtures of the n-step returns of all n, the TD(λ) targets.
 
@@ -108,8 +108,8 @@ def gae(
     terminated: Shaped[ArrayLike, "T *B"],
     truncated: Shaped[ArrayLike, "T *B"],
     *,
-    discount: Scalar | Float[ArrayLike, "..."],
-    lambda_: Scalar | Float[ArrayLike, "..."],
+    discount: Scalar | Real[ArrayLike, "..."],
+    lambda_: Scalar | Real[ArrayLike, "..."],
 ) -> Float[Array, "T *B"]:
     """Generalised advantage estimates; the targets of a value function are advantages + values.
 
@@ -159,8 +159,8 @@ def token_gae(
     values: Real[ArrayLike, "*B L"],
     mask: Shaped[ArrayLike, "*B L"],
     *,
-    discount: Scalar | Float[ArrayLike, "..."],
-    lambda_: Scalar | Float[ArrayLike, "..."],
+    discount: Scalar | Real[ArrayLike, "..."],
+    lambda_: Scalar | Real[ArrayLike, "..."],
 ) -> Float[Array, "*B L"]:
     """Generalised advantages over the kept tokens of each row, the last of them terminal.
 
@@ -216,7 +216,7 @@ def n_step(
     terminated: Shaped[ArrayLike, "T *B"],
     truncated: Shaped[ArrayLike, "T *B"],
     *,
-    discount: Scalar | Float[ArrayLike, "..."],
+    discount: Scalar | Real[ArrayLike, "..."],
     n: int,
 ) -> tuple[Float[Array, "T *B"], Float[Array, "T *B"], Int[Array, "T *B"]]:
     """Sums of up to n rewards from every start, and what to bootstrap them with.
