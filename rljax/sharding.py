@@ -49,4 +49,6 @@ def like(tree: PyTree, sharding: NamedSharding) -> PyTree:
 def check_divisible(name: str, size: int, mesh: Mesh) -> None:
     """Raises a ValueError unless `size` can be split evenly over the mesh."""
     if size % mesh.size:
-        raise ValueError(f"{name} is {size}: it must be divisible by the {mesh.size} devices in use")
+        raise ValueError(
+            f"{name} is {size}: it must be divisible by the {mesh.size} devices in use"
+        )

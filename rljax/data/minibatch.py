@@ -30,7 +30,9 @@ def shuffled_minibatches(key: Key, batch: PyTree, *, num_minibatches: int) -> Py
     """
     size = jax.tree.leaves(batch)[0].shape[0]
     if size % num_minibatches:
-        raise ValueError(f"a batch of {size} cannot be split into {num_minibatches} equal minibatches")
+        raise ValueError(
+            f"a batch of {size} cannot be split into {num_minibatches} equal minibatches"
+        )
     order = jnp.argsort(jax.random.bits(key, (size,), jnp.uint32))
 
     def split(x: Array) -> Array:

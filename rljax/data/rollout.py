@@ -9,11 +9,12 @@ import numpy as np
 from rljax.types import Array, HostVectorEnv, Key, Metrics, PyTree, Rollout, Transition, VectorEnv
 
 Act = Callable[[Key, Array], tuple[Array, Array]]  # key, observations -> (actions, log_probs)
+HostAct = Callable[[int, np.ndarray], tuple[np.ndarray, np.ndarray]]  # the step's index for the key
 
 
 def unroll(
     key: Key, env: VectorEnv, act: Act, env_state: PyTree, observation: Array, *, length: int
-) -> tuple[PyTree, Array, Rollout, Metrics]:
+) -> tuple[PyTree, Array, Rollout]:
     """Acts for `length` steps in B pure-JAX environments, in one `lax.scan`.
 
     Args:
@@ -24,8 +25,7 @@ def unroll(
       length: T, at least 1.
 
     Returns:
-      The environments' state and observation to go on from, the rollout [T, B, ...], and the sums over the
-      episodes that ended in it (`episode_sums`).
+      The environments' state and observation to go on from, and the rollout [T, B, ...].
     """
 
     def step(carry, key):
@@ -35,30 +35,25 @@ def unroll(
         env_state, transition = env.step(env_key, env_state, actions)
         return (env_state, transition.observation), (observation, actions, log_probs, transition)
 
-    (env_state, observation), (observations, actions, log_probs, transitions) = jax.lax.scan(
+    (env_state, observation), steps = jax.lax.scan(
         step, (env_state, observation), jax.random.split(key, length)
     )
-    rollout = make_rollout(observations, actions, log_probs, transitions)
-    return env_state, observation, rollout, episode_sums(transitions)
+    return env_state, observation, make_rollout(*steps)
 
 
 def collect(
-    env: HostVectorEnv,
-    act: Callable[[int, np.ndarray], tuple[np.ndarray, np.ndarray]],
-    observation: np.ndarray,
-    *,
-    length: int,
-) -> tuple[np.ndarray, Rollout, Metrics]:
-    """Acts for `length` steps in B host environments, which keep their own state.
+    env: HostVectorEnv, act: HostAct, observation: np.ndarray, *, length: int
+) -> tuple[np.ndarray, Rollout]:
+    """Acts for `length` steps in B host environments, which are stepped in place.
 
     Args:
-      env: the environments; they are stepped in place.
-      act: index of the step and observations [B, ...] to actions and their log-probabilities.
+      env: the environments.
+      act: the policy, index of the step and observations [B, ...] to actions and log-probabilities.
       observation: where the last call ended.
       length: T, at least 1.
 
     Returns:
-      The observation to go on from, the rollout [T, B, ...] in numpy, and `episode_sums`.
+      The observation to go on from, and the rollout [T, B, ...] in numpy.
     """
     steps = []
     for t in range(length):
@@ -66,9 +61,7 @@ def collect(
         transition = env.step(actions)
         steps.append((observation, actions, log_probs, transition))
         observation = transition.observation
-    observations, actions, log_probs, transitions = jax.tree.map(lambda *xs: np.stack(xs), *steps)
-    rollout = make_rollout(observations, actions, log_probs, transitions)
-    return observation, rollout, jax.tree.map(np.asarray, episode_sums(transitions))
+    return observation, make_rollout(*jax.tree.map(lambda *xs: np.stack(xs), *steps))
 
 
 def make_rollout(
@@ -82,21 +75,23 @@ def make_rollout(
         terminated=transitions.terminated,
         truncated=transitions.truncated,
         next_observations=transitions.next_observation,
+        episode_returns=transitions.episode_return,
+        episode_lengths=transitions.episode_length,
         mask=transitions.mask,
     )
 
 
-def episode_sums(transitions: Transition) -> Metrics:
-    """Count, summed return and summed length of the episodes that ended, over all axes, in float32.
+def episode_sums(rollout: Rollout) -> Metrics:
+    """Count, summed return and summed length of the episodes that ended in the rollout, float32.
 
-    Sums rather than means: rollouts without an ended episode add nothing, and sums of several rollouts give
-    the exact mean over their episodes.
+    Sums rather than means: a rollout without an ended episode adds nothing, and the sums of several
+    rollouts give the exact mean over their episodes.
     """
-    done = transitions.terminated | transitions.truncated
+    done = rollout.terminated | rollout.truncated
     return {
         "episode/count": jnp.sum(done, dtype=jnp.float32),
-        "episode/return_sum": jnp.sum(jnp.where(done, transitions.episode_return, 0.0)),
+        "episode/return_sum": jnp.sum(jnp.where(done, rollout.episode_returns, 0.0)),
         "episode/length_sum": jnp.sum(
-            jnp.where(done, transitions.episode_length, 0), dtype=jnp.float32
+            jnp.where(done, rollout.episode_lengths, 0), dtype=jnp.float32
         ),
     }

@@ -41,7 +41,9 @@ def vectorize(env: Env, num_envs: int) -> VectorEnv:
 
     def reset(key: Key) -> tuple[VectorState, Array]:
         env_state, observation = jax.vmap(env.reset)(jax.random.split(key, num_envs))
-        return VectorState(env_state, jnp.zeros(num_envs), jnp.zeros(num_envs, jnp.int32)), observation
+        return VectorState(
+            env_state, jnp.zeros(num_envs), jnp.zeros(num_envs, jnp.int32)
+        ), observation
 
     def step(key: Key, state: VectorState, actions: Array) -> tuple[VectorState, Transition]:
         return jax.vmap(step_one)(jax.random.split(key, num_envs), state, actions)

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax
 from flax import nnx
 
 from rljax.types import Key, Net, Params

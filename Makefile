@@ -1,0 +1,43 @@
+# `make demo` and `make test` need python3 (3.11 or newer), pip and make, nothing else.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+RUNS ?= runs
+
+.PHONY: demo test test-fast test-slow lint smoke clean
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -e .
+	touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet -e ".[test]"
+	touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/python -m experiments.run --config=experiments/configs/ppo_cartpole.py --workdir=$(RUNS)/demo/ppo_cartpole
+	$(BIN)/python -m experiments.run --config=experiments/configs/a2c_line_world.py --workdir=$(RUNS)/demo/a2c_line_world
+
+test: test-fast test-slow
+
+# The error tests run in a second process: the type-checking hook would raise before our own messages.
+test-fast: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" --errors
+
+test-slow: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m slow
+
+# A short set for another Python: make smoke PYTHON=python3.13 VENV=.venv-smoke
+smoke: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m "not slow" tests/ops tests/losses tests/loops tests/experiments/test_run.py
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+clean:
+	rm -rf $(VENV) .venv-smoke build *.egg-info

@@ -1,0 +1,25 @@
+"""Advantage actor-critic on CartPole-v1.
+
+python -m experiments.run --config=experiments/configs/a2c_cartpole.py --workdir=runs/a2c_cartpole
+"""
+
+from ml_collections import ConfigDict
+
+from experiments.configs import defaults
+
+
+def get_config(variant: str = "") -> ConfigDict:
+    config = defaults.run("CartPole-v1")
+    config.algo = defaults.a2c()
+    config.optimizer.name = "rmsprop"
+    config.optimizer.learning_rate = 7e-4
+    config.optimizer.anneal = True
+    config.optimizer.max_grad_norm = 0.5
+    config.optimizer.eps = 1e-5
+    config.env.num_envs = 8
+    config.unroll_length = 5
+    config.total_steps = 500_000
+    config.log_interval = 250
+    config.eval_interval = config.checkpoint_interval = 1250
+    config.solved_return = 500.0
+    return defaults.quick(config) if defaults.check_variant(variant) else config

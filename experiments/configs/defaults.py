@@ -1,0 +1,130 @@
+"""The fields of a config, section by section; each config file starts here and changes what it needs.
+
+An algorithm takes every setting that changes results from its config, so all of them stand here.
+"""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+
+def run(env: str, *, backend: str = "jax") -> ConfigDict:
+    """Fields of every run. Intervals are counted in updates of unroll_length x env.num_envs steps."""
+    config = ConfigDict()
+    config.seed = 0
+    config.num_seeds = 1  # whole runs side by side, of seed, seed + 1, ...
+    config.num_devices = 1  # environments are split over them; 0 takes all
+    config.total_steps = 500_000  # environment steps of each seed
+    config.unroll_length = 128
+    config.log_interval = 10  # one row of metrics, the mean over so many updates
+    config.eval_interval = 50  # a multiple of log_interval, like checkpoint_interval
+    config.eval_episodes = 64
+    config.checkpoint_interval = 50
+    config.keep_checkpoints = 3
+    config.normalize_observations = False
+    config.solved_return = placeholder(float)  # drawn as a line in curves.png
+
+    config.env = ConfigDict()
+    config.env.name = env
+    config.env.backend = backend  # "jax" or "gymnasium"
+    config.env.num_envs = 8
+    config.env.autoreset_mode = "same_step"  # of gymnasium: or "next_step"
+    config.net = mlp()
+    config.optimizer = adam()
+    return config
+
+
+def mlp() -> ConfigDict:
+    net = ConfigDict()
+    net.name = "mlp"  # or "tabular"
+    net.hidden_sizes = (64, 64)
+    net.activation = "tanh"  # or "relu", "silu", "gelu"
+    net.log_std = "parameter"  # of real actions: or "network"
+    net.log_std_init = 0.0
+    return net
+
+
+def adam() -> ConfigDict:
+    optimizer = ConfigDict()
+    optimizer.name = "adam"  # or "rmsprop", "sgd"
+    optimizer.learning_rate = 3e-4
+    optimizer.anneal = False  # linearly to 0 over the run
+    optimizer.max_grad_norm = placeholder(float)
+    optimizer.eps = 1e-8
+    return optimizer
+
+
+def vpg() -> ConfigDict:
+    algo = ConfigDict()
+    algo.name = "vpg"
+    algo.weights = "advantage"  # or "return", "reward_to_go", "reward_to_go_baseline"
+    algo.discount = 0.99
+    algo.lambda_ = 0.97
+    algo.normalize_advantages = True
+    algo.entropy_coef = 0.0
+    algo.value_learning_rate = 1e-3
+    algo.value_iterations = 80
+    return algo
+
+
+def a2c() -> ConfigDict:
+    algo = ConfigDict()
+    algo.name = "a2c"
+    algo.discount = 0.99
+    algo.lambda_ = 1.0
+    algo.normalize_advantages = False
+    algo.entropy_coef = 0.0
+    algo.value_coef = 0.5
+    return algo
+
+
+def trpo() -> ConfigDict:
+    algo = ConfigDict()
+    algo.name = "trpo"
+    algo.discount = 0.99
+    algo.lambda_ = 0.97
+    algo.normalize_advantages = True
+    algo.max_kl = 0.01
+    algo.damping = 0.1
+    algo.cg_iterations = 10
+    algo.backtrack_ratio = 0.8
+    algo.max_backtracks = 10
+    algo.value_iterations = 80
+    return algo
+
+
+def ppo() -> ConfigDict:
+    algo = ConfigDict()
+    algo.name = "ppo"
+    algo.discount = 0.99
+    algo.lambda_ = 0.95
+    algo.clip = 0.2
+    algo.clip_high = placeholder(float)  # upper side of the band, if it is not `clip`
+    algo.dual_clip = placeholder(float)
+    algo.value_clip = placeholder(float)
+    algo.epochs = 4
+    algo.minibatches = 4
+    algo.normalize_advantages = "minibatch"  # or "batch", "none"
+    algo.entropy_coef = 0.0
+    algo.value_coef = 0.5
+    algo.target_kl = placeholder(float)  # nats; epochs stop beyond kl_stop_factor x target_kl
+    algo.kl_stop_factor = 1.5
+    algo.kl_penalty = "none"  # or "fixed", "adaptive" (towards target_kl), instead of the clip
+    algo.kl_coef = 1.0  # weight of that penalty, at first
+    return algo
+
+
+def check_variant(variant: str) -> bool:
+    """Whether the config is to be `quick`: small enough to run in a few seconds."""
+    if variant not in ("", "quick"):
+        raise ValueError(f"unknown variant {variant!r}: allowed are none and 'quick'")
+    return variant == "quick"
+
+
+def quick(config: ConfigDict, *, updates: int = 4) -> ConfigDict:
+    """Shrinks a run to a few updates that still pass through logging, evaluation and checkpoints."""
+    config.total_steps = updates * config.unroll_length * config.env.num_envs
+    config.log_interval = 1
+    config.eval_interval = 2
+    config.checkpoint_interval = 2
+    config.eval_episodes = 4
+    return config

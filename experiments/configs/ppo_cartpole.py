@@ -1,0 +1,23 @@
+"""PPO on CartPole-v1.
+
+python -m experiments.run --config=experiments/configs/ppo_cartpole.py --workdir=runs/ppo_cartpole
+"""
+
+from ml_collections import ConfigDict
+
+from experiments.configs import defaults
+
+
+def get_config(variant: str = "") -> ConfigDict:
+    config = defaults.run("CartPole-v1")
+    config.algo = defaults.ppo()
+    config.algo.entropy_coef = 0.01
+    config.optimizer.learning_rate = 2.5e-3
+    config.optimizer.anneal = True
+    config.optimizer.max_grad_norm = 0.5
+    config.optimizer.eps = 1e-5
+    config.env.num_envs = 8
+    config.unroll_length = 128
+    config.total_steps = 500_000
+    config.solved_return = 500.0
+    return defaults.quick(config) if defaults.check_variant(variant) else config

@@ -1,0 +1,222 @@
+"""What VPG, A2C, TRPO and PPO have in common: the state, acting, the batch they learn from, fitting values."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rljax.losses.value import value_loss
+from rljax.nets.actor_critic import ActorCritic
+from rljax.ops.masked import explained_variance
+from rljax.ops.moments import Moments, init_moments, update_moments, variance
+from rljax.ops.returns import gae
+from rljax.types import Array, EnvSpec, Key, Metrics, Params, PyTree, Rollout
+
+OPTIMIZERS = ("adam", "rmsprop", "sgd")
+OBSERVATION_BOUND = 10.0  # of a normalised observation
+
+
+class ActorCriticState(NamedTuple):
+    params: Params  # {"policy": ..., "value": ...}
+    opt_state: PyTree
+    moments: Moments | None  # of the observations; None when they are not normalised
+    kl_coef: Array  # float32 []: PPO's adaptive penalty; constant elsewhere
+    step: Array  # int32 []: updates done
+
+
+class Batch(NamedTuple):
+    """A rollout as a learner sees it: N = T·B rows, observations normalised."""
+
+    observations: Array  # [N, ...]
+    actions: Array  # [N] or [N, A]
+    behaviour_log_probs: Array  # [N]
+    behaviour_values: Array  # [N]
+    advantages: Array  # [N]
+    targets: Array  # [N], of the value function
+    mask: Array  # [N]
+
+
+def init_state(
+    key: Key,
+    nets: ActorCritic,
+    optimizer: PyTree,
+    spec: EnvSpec,
+    *,
+    normalize_observations: bool,
+    kl_coef: float = 0.0,
+) -> ActorCriticState:
+    """First state; `optimizer` is one optax transformation, or a dict of them with the keys of `params`."""
+    policy_key, value_key = jax.random.split(key)
+    params = {"policy": nets.policy.init(policy_key), "value": nets.value.init(value_key)}
+    if isinstance(optimizer, dict):
+        opt_state = {name: optimizer[name].init(params[name]) for name in params}
+    else:
+        opt_state = optimizer.init(params)
+    return ActorCriticState(
+        params=params,
+        opt_state=opt_state,
+        moments=init_moments(spec.observation_shape) if normalize_observations else None,
+        kl_coef=jnp.float32(kl_coef),
+        step=jnp.int32(0),
+    )
+
+
+def normalize(moments: Moments | None, observations: Array) -> Array:
+    """(x - mean) / std, bounded; unchanged as long as nothing has been counted, or with `moments=None`."""
+    if moments is None:
+        return observations
+    seen = moments.count > 0
+    mean = jnp.where(seen, moments.mean, 0.0)
+    scale = jnp.where(seen, jax.lax.rsqrt(variance(moments) + 1e-8), 1.0)
+    batch = (1,) * (observations.ndim - mean.ndim)
+    mean, scale = mean.reshape(batch + mean.shape), scale.reshape(batch + scale.shape)
+    return jnp.clip((observations - mean) * scale, -OBSERVATION_BOUND, OBSERVATION_BOUND)
+
+
+def make_act(nets: ActorCritic):
+    """`act(key, state, observations)`: sampled actions and their log-probabilities."""
+
+    def act(key: Key, state: ActorCriticState, observations: Array) -> tuple[Array, Array]:
+        policy = nets.policy.apply(state.params["policy"], normalize(state.moments, observations))
+        actions = nets.distribution.sample(key, policy)
+        return actions, nets.distribution.log_prob(policy, actions)
+
+    return act
+
+
+def make_act_greedy(nets: ActorCritic):
+    """`act_greedy(state, observations)`: the most likely actions."""
+
+    def act_greedy(state: ActorCriticState, observations: Array) -> Array:
+        policy = nets.policy.apply(state.params["policy"], normalize(state.moments, observations))
+        return nets.distribution.mode(policy)
+
+    return act_greedy
+
+
+def values_of(
+    nets: ActorCritic, state: ActorCriticState, rollout: Rollout
+) -> tuple[Array, Array, Array]:
+    """Normalised observations [T, B, ...], and the values [T, B] of them and of what followed.
+
+    Normalised by the moments that acted, so that the ratio starts at 1; the moments take in this rollout
+    afterwards (`observe`).
+    """
+    observations = normalize(state.moments, rollout.observations)
+    next_observations = normalize(state.moments, rollout.next_observations)
+    values = nets.value.apply(state.params["value"], observations)
+    next_values = nets.value.apply(state.params["value"], next_observations)
+    return observations, values, next_values
+
+
+def make_batch(
+    nets: ActorCritic, state: ActorCriticState, rollout: Rollout, *, discount: float, lambda_: float
+) -> Batch:
+    """GAE advantages and their value targets, flattened to N = T·B rows."""
+    observations, values, next_values = values_of(nets, state, rollout)
+    advantages = gae(
+        rollout.rewards,
+        values,
+        next_values,
+        rollout.terminated,
+        rollout.truncated,
+        discount=discount,
+        lambda_=lambda_,
+    )
+    return flatten(
+        Batch(
+            observations=observations,
+            actions=rollout.actions,
+            behaviour_log_probs=rollout.behaviour_log_probs,
+            behaviour_values=values,
+            advantages=advantages,
+            targets=advantages + values,
+            mask=rollout.mask,
+        )
+    )
+
+
+def flatten(batch: Batch) -> Batch:
+    """[T, B, ...] to [T·B, ...]."""
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+
+
+def observe(moments: Moments | None, rollout: Rollout) -> Moments | None:
+    """Counts the rollout's observations into the moments."""
+    if moments is None:
+        return None
+    return update_moments(moments, rollout.observations, rollout.mask)
+
+
+def value_metrics(batch: Batch) -> Metrics:
+    return {
+        "value/explained_variance": explained_variance(
+            batch.targets, batch.behaviour_values, batch.mask
+        )
+    }
+
+
+def make_optimizer(config: Any, *, learning_rate: bool = True) -> optax.GradientTransformation:
+    """`config.optimizer` as an optax chain that ends before the learning rate.
+
+    The rate follows the number of updates done, which is part of the run's state, not the optimiser's own
+    count: early stopping must not slow the schedule down. `scale_updates` applies it.
+    """
+    scale_by = {
+        "adam": lambda: optax.scale_by_adam(eps=config.eps),
+        "rmsprop": lambda: optax.scale_by_rms(decay=0.99, eps=config.eps),
+        "sgd": optax.identity,
+    }
+    if config.name not in scale_by:
+        raise ValueError(
+            f"config.optimizer.name is {config.name!r}: allowed are {', '.join(OPTIMIZERS)}"
+        )
+    clip = [] if config.max_grad_norm is None else [optax.clip_by_global_norm(config.max_grad_norm)]
+    return optax.chain(*clip, scale_by[config.name]())
+
+
+def annealed(rate: float, step: Array, *, anneal: bool, num_updates: int) -> Array:
+    """`rate`, or with `anneal` rate·(1 - step / num_updates): update u (from 0) uses step = u."""
+    rate = jnp.float32(rate)
+    return rate * (1.0 - step / num_updates) if anneal else rate
+
+
+def apply_gradients(
+    optimizer: optax.GradientTransformation,
+    grads: Params,
+    opt_state: PyTree,
+    params: Params,
+    rate: Array,
+) -> tuple[Params, PyTree]:
+    """params - rate · (what the optimiser makes of the gradients)."""
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    updates = jax.tree.map(lambda update: -rate * update, updates)
+    return optax.apply_updates(params, updates), opt_state
+
+
+def fit_value(
+    nets: ActorCritic,
+    optimizer: optax.GradientTransformation,
+    params: Params,
+    opt_state: PyTree,
+    batch: Batch,
+    *,
+    rate: Array,
+    iterations: int,
+) -> tuple[Params, PyTree, Metrics]:
+    """`iterations` gradient steps of the value network on the whole batch; metrics of the first one."""
+
+    def loss_fn(params: Params) -> tuple[Array, Metrics]:
+        return value_loss(
+            nets.value.apply(params, batch.observations), batch.targets, mask=batch.mask
+        )
+
+    def step(carry, _):
+        params, opt_state = carry
+        (loss, _), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
+        params, opt_state = apply_gradients(optimizer, grads, opt_state, params, rate)
+        return (params, opt_state), loss
+
+    (params, opt_state), losses = jax.lax.scan(step, (params, opt_state), length=iterations)
+    return params, opt_state, {"loss/value": losses[0]}

@@ -1,0 +1,133 @@
+"""The on-policy loop for pure-JAX environments: act for T steps, update, again, in one jitted, donated call.
+
+`on_policy_host.py` gives the same `Loop` for environments of the host.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rljax import sharding
+from rljax.data.rollout import episode_sums, unroll
+from rljax.envs.vector import vectorize
+from rljax.loops.evaluate import evaluate, summarize
+from rljax.loops.loop import ALGO, ENV, EVAL, Loop, RunState, check_updates, seed_keys
+from rljax.types import Algo, Array, Env, Key, Metrics
+
+
+def jax_loop(
+    env: Env,
+    algo: Algo,
+    *,
+    num_envs: int,
+    unroll_length: int,
+    max_updates: int,
+    eval_episodes: int,
+    seed: int = 0,
+    num_seeds: int = 1,
+    num_devices: int = 1,
+) -> Loop:
+    """The loop for a pure-JAX environment: `advance` is one call of one compiled program.
+
+    Environments are split over the mesh's `data` axis, parameters are on every device. The numbers do not
+    depend on the number of devices beyond float rounding.
+
+    Args:
+      env, algo: what to run.
+      num_envs: B, divisible by the number of devices.
+      unroll_length: T.
+      max_updates: the most updates that one `advance` does.
+      eval_episodes: environments, and so episodes, of one evaluation.
+      seed: of the first run; run s of `num_seeds` uses seed + s.
+      num_devices: 0 takes all there are.
+
+    Raises:
+      ValueError: if B is not divisible by the number of devices, or there are too few devices.
+    """
+    mesh = sharding.make_mesh(num_devices)
+    sharding.check_divisible("config.env.num_envs", num_envs, mesh)
+    envs = vectorize(env, num_envs)
+    vmap = jax.vmap if num_seeds > 1 else lambda f: f
+
+    def init_one(key: Key) -> RunState:
+        env_state, observation = envs.reset(jax.random.fold_in(key, ENV))
+        algo_state = algo.init(jax.random.fold_in(key, ALGO))
+        return RunState(algo_state, env_state, observation, key, jnp.int32(0))
+
+    def update_one(state: RunState) -> tuple[RunState, Metrics]:
+        act_key, update_key = jax.random.split(jax.random.fold_in(state.key, state.step))
+        env_state, observation, rollout = unroll(
+            act_key,
+            envs,
+            lambda key, observation: algo.act(key, state.algo, observation),
+            state.env,
+            state.observation,
+            length=unroll_length,
+        )
+        algo_state, metrics = algo.update(update_key, state.algo, rollout)
+        state = RunState(algo_state, env_state, observation, state.key, state.step + 1)
+        return state, {**metrics, **episode_sums(rollout)}
+
+    def evaluate_one(state: RunState) -> tuple[Array, Array]:
+        key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), EVAL)
+        return evaluate(key, env, partial(algo.act_greedy, state.algo), episodes=eval_episodes)
+
+    keys = seed_keys(seed, num_seeds)
+    state_shapes = jax.eval_shape(vmap(init_one), keys)
+    metric_shapes = jax.eval_shape(vmap(update_one), state_shapes)[1]
+    shardings = run_shardings(mesh, state_shapes, batch_axis=int(num_seeds > 1))
+
+    @partial(jax.jit, donate_argnums=0, out_shardings=(shardings, sharding.replicated(mesh)))
+    def advance_jit(state: RunState, num_updates: Array) -> tuple[RunState, Metrics]:
+        def body(i: Array, carry: tuple[RunState, Metrics]) -> tuple[RunState, Metrics]:
+            state, rows = carry
+            state, metrics = vmap(update_one)(state)
+            return state, jax.tree.map(lambda all, row: all.at[i].set(row), rows, metrics)
+
+        rows = jax.tree.map(lambda m: jnp.zeros((max_updates, *m.shape), m.dtype), metric_shapes)
+        return jax.lax.fori_loop(0, num_updates, body, (state, rows))
+
+    init_jit = jax.jit(vmap(init_one), out_shardings=shardings)
+    evaluate_jit = jax.jit(vmap(evaluate_one))
+
+    def advance(state: RunState, num_updates: int) -> tuple[RunState, dict[str, np.ndarray]]:
+        check_updates(num_updates, max_updates)
+        state, rows = advance_jit(state, np.int32(num_updates))
+        return state, {
+            name: np.asarray(x)[:num_updates].reshape(num_updates, num_seeds)
+            for name, x in rows.items()
+        }
+
+    def evaluate_all(state: RunState) -> dict[str, np.ndarray]:
+        returns, lengths = evaluate_jit(state)
+        shape = (num_seeds, eval_episodes)
+        return summarize(np.reshape(returns, shape), np.reshape(lengths, shape))
+
+    return Loop(
+        init=lambda: init_jit(keys),
+        advance=advance,
+        evaluate=evaluate_all,
+        save=lambda state: state,
+        load=lambda saved: saved,
+        template=jax.tree.map(
+            lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
+            state_shapes,
+            shardings,
+        ),
+        metric_names=tuple(metric_shapes),
+        steps_per_update=num_envs * unroll_length,
+    )
+
+
+def run_shardings(mesh: jax.sharding.Mesh, shapes: RunState, *, batch_axis: int) -> RunState:
+    """Environments along `data`, all else replicated."""
+    whole, split = sharding.replicated(mesh), sharding.along_data(mesh, batch_axis)
+    return RunState(
+        algo=sharding.like(shapes.algo, whole),
+        env=sharding.like(shapes.env, split),
+        observation=split,
+        key=whole,
+        step=whole,
+    )

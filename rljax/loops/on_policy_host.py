@@ -1,0 +1,164 @@
+"""The on-policy loop around environments of the host: policy and update are jitted, the stepping is not."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rljax.data.rollout import collect, episode_sums
+from rljax.loops.evaluate import evaluate_host, summarize
+from rljax.loops.loop import ALGO, ENV, EVAL, Loop, RunState, check_updates, seed_keys
+from rljax.types import Algo, Array, Discrete, HostVectorEnv, Key, Metrics, PyTree, Rollout
+
+
+def host_loop(
+    make_env: Callable[[int], HostVectorEnv],
+    algo: Algo,
+    *,
+    num_envs: int,
+    unroll_length: int,
+    max_updates: int,
+    eval_episodes: int,
+    seed: int = 0,
+    num_seeds: int = 1,
+) -> Loop:
+    """The loop for host environments: the policy and the update are jitted, the stepping is the host's.
+
+    Args:
+      make_env: number of environments -> the environments. The S·B of all seeds are stepped as one.
+      Others as in `jax_loop`.
+    """
+    env = make_env(num_seeds * num_envs)
+    eval_env = make_env(num_seeds * eval_episodes)
+    seeds = np.arange(seed, seed + num_seeds)
+    keys = seed_keys(seed, num_seeds)
+    batched = num_seeds > 1
+
+    def init_one(key: Key) -> PyTree:
+        return algo.init(jax.random.fold_in(key, ALGO))
+
+    def act_one(algo_state: PyTree, key: Key, step: Array, t: Array, observation: Array):
+        act_key, _ = jax.random.split(jax.random.fold_in(key, step))
+        return algo.act(jax.random.fold_in(act_key, t), algo_state, observation)
+
+    def update_one(algo_state: PyTree, key: Key, step: Array, rollout: Rollout):
+        _, update_key = jax.random.split(jax.random.fold_in(key, step))
+        algo_state, metrics = algo.update(update_key, algo_state, rollout)
+        return algo_state, {**metrics, **episode_sums(rollout)}
+
+    def vmap(f: Callable, in_axes: tuple[int | None, ...]) -> Callable:
+        return jax.vmap(f, in_axes) if batched else f
+
+    init_jit = jax.jit(vmap(init_one, (0,)))
+    act_jit = jax.jit(vmap(act_one, (0, 0, None, None, 0)))
+    act_greedy_jit = jax.jit(vmap(algo.act_greedy, (0, 0)))
+    update_jit = jax.jit(vmap(update_one, (0, 0, None, 1)), donate_argnums=0)
+
+    def split_seeds(x: np.ndarray, axis: int = 0) -> np.ndarray:
+        """[..., S·N, ...] to [..., S, N, ...]."""
+        return x.reshape(*x.shape[:axis], num_seeds, -1, *x.shape[axis + 1 :]) if batched else x
+
+    def join_seeds(x: Array) -> np.ndarray:
+        """[S, N, ...] to [S·N, ...]."""
+        x = np.asarray(x)
+        return x.reshape(-1, *x.shape[2:]) if batched else x
+
+    algo_shapes = jax.eval_shape(init_jit, keys)
+    metric_shapes = jax.eval_shape(
+        vmap(update_one, (0, 0, None, 1)),
+        algo_shapes,
+        keys,
+        jnp.int32(0),
+        jax.eval_shape(
+            lambda x: jax.tree.map(lambda y: split_seeds(y, axis=1), x),
+            rollout_shapes(env, unroll_length),
+        ),
+    )[1]
+    metric_names = tuple(metric_shapes)
+
+    def init() -> RunState:
+        observation = env.reset(host_seeds(seeds, 0, ENV, num_envs))
+        return RunState(init_jit(keys), (), observation, keys, jnp.int32(0))
+
+    def advance_one(state: RunState) -> tuple[RunState, Metrics]:
+        def act(t: int, observation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            outputs = act_jit(state.algo, state.key, state.step, t, split_seeds(observation))
+            return jax.tree.map(join_seeds, outputs)
+
+        observation, rollout = collect(env, act, state.observation, length=unroll_length)
+        rollout = jax.tree.map(lambda x: split_seeds(x, axis=1), rollout)
+        algo_state, metrics = update_jit(state.algo, state.key, state.step, rollout)
+        return RunState(algo_state, (), observation, state.key, state.step + 1), metrics
+
+    def advance(state: RunState, num_updates: int) -> tuple[RunState, dict[str, np.ndarray]]:
+        check_updates(num_updates, max_updates)
+        rows = []
+        for _ in range(num_updates):
+            state, metrics = advance_one(state)
+            rows.append(metrics)
+        return state, {
+            name: np.stack([row[name] for row in rows]).reshape(num_updates, num_seeds)
+            for name in metric_names
+        }
+
+    def evaluate_all(state: RunState) -> dict[str, np.ndarray]:
+        def act(observation: np.ndarray) -> np.ndarray:
+            return join_seeds(act_greedy_jit(state.algo, split_seeds(observation)))
+
+        eval_seeds = host_seeds(seeds, int(state.step), EVAL, eval_episodes)
+        returns, lengths = evaluate_host(eval_seeds, eval_env, act)
+        shape = (num_seeds, eval_episodes)
+        return summarize(returns.reshape(shape), lengths.reshape(shape))
+
+    def load(saved: RunState) -> RunState:
+        env.restore(saved.env)
+        return saved._replace(env=())
+
+    def template() -> RunState:
+        observation = env.reset(host_seeds(seeds, 0, ENV, num_envs))
+        step = jax.ShapeDtypeStruct((), jnp.int32)
+        return RunState(algo_shapes, env.snapshot(), observation, keys, step)
+
+    return Loop(
+        init=init,
+        advance=advance,
+        evaluate=evaluate_all,
+        save=lambda state: state._replace(env=env.snapshot()),
+        load=load,
+        template=template(),
+        metric_names=metric_names,
+        steps_per_update=num_envs * unroll_length,
+    )
+
+
+def rollout_shapes(env: HostVectorEnv, length: int) -> Rollout:
+    """What `collect` will return, as shapes and dtypes."""
+    spec, batch = env.spec, (length, env.num_envs)
+
+    def array(dtype, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((*batch, *shape), dtype)
+
+    observations = array(spec.observation_dtype, *spec.observation_shape)
+    discrete = isinstance(spec.action_space, Discrete)
+    return Rollout(
+        observations=observations,
+        actions=array(np.int32) if discrete else array(np.float32, len(spec.action_space.low)),
+        behaviour_log_probs=array(np.float32),
+        rewards=array(np.float32),
+        terminated=array(bool),
+        truncated=array(bool),
+        next_observations=observations,
+        episode_returns=array(np.float32),
+        episode_lengths=array(np.int32),
+        mask=array(bool),
+    )
+
+
+def host_seeds(seeds: np.ndarray, step: int, stream: int, num_envs: int) -> list[int]:
+    """One seed for each of `num_envs` environments of each run, from the run's own seed."""
+    return [
+        int(np.random.SeedSequence([seed, step, stream, b]).generate_state(1)[0])
+        for seed in seeds
+        for b in range(num_envs)
+    ]
