@@ -6,7 +6,7 @@ Records hold arrays and are pytrees. Bundles hold functions and settings and are
 Every function that takes a `key` consumes it: the caller must not use that key again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -89,10 +89,11 @@ class VectorEnv(NamedTuple):
 class HostVectorEnv(NamedTuple):
     """B environments outside JAX: the functions take and return NumPy arrays and have side effects."""
 
-    reset: Callable[[int], np.ndarray]  # seed -> observation [B, ...]
+    # one seed for all, or one for each -> observation [B, ...]
+    reset: Callable[[int | Sequence[int]], np.ndarray]
     step: Callable[[np.ndarray], Transition]  # actions [B] or [B, A] -> Transition of NumPy arrays
     snapshot: Callable[[], PyTree]  # everything there is, as arrays of fixed shape and dtype
-    restore: Callable[[PyTree], np.ndarray]  # snapshot -> observation to go on from, bit for bit
+    restore: Callable[[PyTree], np.ndarray]  # snapshot -> observation; all goes on from there
     close: Callable[[], None]
     spec: EnvSpec
     num_envs: int

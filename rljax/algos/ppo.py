@@ -49,7 +49,7 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
     Metrics (means over the minibatches that were used):
       loss/policy, loss/value: of `ppo_loss` (or the penalised surrogate) and `value_loss`.
       policy/entropy: mean entropy, nats. policy/clip_fraction: share of ratios outside the band.
-      policy/behaviour_kl: estimate of KL(behaviour ‖ policy), nats. policy/kl_coef: weight of the KL penalty.
+      policy/behaviour_kl: estimate of KL(behaviour ‖ policy), nats. policy/kl_coef: weight of the KL penalty, if any.
       policy/epochs: epochs done, below `algo.epochs` if the KL stopped them.
       value/explained_variance: of the value targets, by the values before the update.
       grad/norm: global norm before clipping. optimizer/learning_rate.
@@ -183,7 +183,7 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
         metrics = {
             **{name: masked_mean(value, used) for name, value in metrics.items()},
             **value_metrics(batch),
-            "policy/kl_coef": state.kl_coef,
+            **({"policy/kl_coef": state.kl_coef} if penalised else {}),
             "policy/epochs": jnp.sum(used, dtype=jnp.float32) / algo.minibatches,
             "optimizer/learning_rate": rate,
         }

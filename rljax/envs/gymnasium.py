@@ -16,6 +16,7 @@ import difflib
 import functools
 import importlib
 import multiprocessing
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -127,8 +128,8 @@ def adapt(
     def observed(observation: Any) -> np.ndarray:
         return np.array(observation, spec.observation_dtype)
 
-    def reset(seed: int) -> np.ndarray:
-        seeds: Any = env_seeds(seed, num_envs)
+    def reset(seed: int | Sequence[int]) -> np.ndarray:
+        seeds: Any = env_seeds(seed, num_envs) if isinstance(seed, int) else list(seed)
         observation, _ = vector_env.reset(seed=seeds if of_single else seeds[0])
         memory["observation"] = observed(observation)
         memory["episode_return"] = np.zeros(num_envs, np.float64)

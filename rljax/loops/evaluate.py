@@ -1,6 +1,6 @@
 """Evaluation: the policy's most likely actions in environments of its own, the first episode of each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -54,10 +54,10 @@ def evaluate(key: Key, env: Env, act: ActGreedy, *, episodes: int) -> tuple[Arra
 
 
 def evaluate_host(
-    seed: int, env: HostVectorEnv, act: Callable[[np.ndarray], np.ndarray]
+    seeds: Sequence[int], env: HostVectorEnv, act: Callable[[np.ndarray], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
     """The same for host environments: returns [N] and lengths [N] of the first episode of each."""
-    observation = env.reset(seed)
+    observation = env.reset(seeds)
     returns = np.zeros(env.num_envs, np.float32)
     lengths = np.zeros(env.num_envs, np.int32)
     alive = np.ones(env.num_envs, bool)

@@ -156,9 +156,10 @@ def rollout_shapes(env: HostVectorEnv, length: int) -> Rollout:
 
 
 def host_seeds(seeds: np.ndarray, step: int, stream: int, num_envs: int) -> list[int]:
-    """One seed for each of `num_envs` environments of each run, from the run's own seed."""
-    return [
-        int(np.random.SeedSequence([seed, step, stream, b]).generate_state(1)[0])
+    """One 63-bit seed for each of `num_envs` environments of each run, from the run's own seed."""
+    words = [
+        child.generate_state(1, np.uint64)[0]
         for seed in seeds
-        for b in range(num_envs)
+        for child in np.random.SeedSequence([seed, step, stream]).spawn(num_envs)
     ]
+    return [int(word >> 1) for word in words]
