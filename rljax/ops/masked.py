@@ -135,13 +135,15 @@ def masked_mean(
     return total / jnp.where(count == 0, 1.0, jnp.asarray(denominator, jnp.float32))
 
 
+def _largest(x: ArrayLike, mask: ArrayLike | None, axis: Axis) -> Array:
+    """The largest unmasked element, with the axes kept; -inf where nothing is unmasked."""
+    return jnp.max(keep(x, mask, -math.inf), axis=axis, keepdims=True, initial=-math.inf)
+
+
 def masked_all_equal(
     x: Shaped[ArrayLike, "*S"], mask: Shaped[ArrayLike, "*S"] | None = None, axis: Axis = None
 ) -> Bool[Array, "..."]:
-    """Whether all unmasked elements are the same number: max = min.
-
-    Exact, where a variance is not: the mean of equal float32 numbers may differ from them in the
-    last bit. True where nothing is unmasked, False where an unmasked element is NaN.
+    """Whether all unmasked elements are the same number, max = min; exact, as a variance is not.
 
     Args:
         x: [*S], any real dtype.
@@ -149,7 +151,7 @@ def masked_all_equal(
         axis: axes to reduce; None is all.
 
     Returns:
-        bool, the shape of x without `axis`.
+        bool, the shape of x without `axis`; True where nothing is unmasked, False with a NaN.
 
     Raises:
         ValueError: if the shapes differ.
@@ -158,19 +160,17 @@ def masked_all_equal(
         >>> masked_all_equal(jnp.array([2.0, 2.0, 5.0]), jnp.array([1, 1, 0])).item()
         True
     """
-    top = jnp.max(keep(x, mask, -math.inf), axis=axis, keepdims=True, initial=-math.inf)
-    top = jnp.broadcast_to(top, jnp.shape(x))
     # Not max == min: XLA on CPU may drop a NaN in max, and a NaN must not pass for "equal".
-    same = jnp.asarray(x, jnp.float32) == top
+    same = jnp.asarray(x, jnp.float32) == jnp.broadcast_to(_largest(x, mask, axis), jnp.shape(x))
     return jnp.all(same if mask is None else same | (jnp.asarray(mask) == 0), axis=axis)
 
 
 def masked_centre(
     x: Shaped[ArrayLike, "*S"], mask: Shaped[ArrayLike, "*S"] | None = None, axis: Axis = None
 ) -> Float[Array, "*S"]:
-    """x minus the mean of its unmasked elements.
+    """x minus the mean of its unmasked elements, also where the mean is large and the spread small.
 
-    y_i = x_i - mean, computed twice: the second time removes the rounding error of a large mean.
+    y_i = (x_i - a) - mean(x - a), a the largest unmasked element, which is held constant.
 
     Args:
         x: [*S], any real dtype; may be anything where masked.
@@ -187,12 +187,13 @@ def masked_centre(
         >>> masked_centre(jnp.array([[1.0, 3.0], [5.0, 9.0]]), axis=1).tolist()
         [[-1.0, 1.0], [-2.0, 2.0]]
     """
-    x = keep(x, mask)
-    for _ in range(2):
-        mean = masked_mean(x, mask, axis)
-        mean = mean if axis is None else jnp.expand_dims(mean, axis)
-        x = keep(x - jnp.broadcast_to(mean, x.shape), mask)
-    return x
+    # An element, not a mean, as the first shift: it is exact, whereas a compiler may round a mean
+    # in one place and fuse it in another, and near 10^6 that is a difference of 0.06.
+    shift = jax.lax.stop_gradient(_largest(x, mask, axis))
+    x = keep(jnp.asarray(x, jnp.float32) - jnp.broadcast_to(shift, jnp.shape(x)), mask)
+    mean = masked_mean(x, mask, axis)
+    mean = mean if axis is None else jnp.expand_dims(mean, axis)
+    return keep(x - jnp.broadcast_to(mean, x.shape), mask)
 
 
 def masked_whiten(

@@ -1,9 +1,10 @@
 """Running mean and variance of a stream of batches; parts can be merged.
 
-Plain float32 sums fail quietly in a long run: 2^24 + 1 = 2^24, and a mean near 10^6 can move only
-in steps of 0.06. So `count`, `mean` and `var` are each held as two float32 numbers: the nearest
-one, and in `rest` what rounding has left over. Each field alone is right to float32 rounding, and
-together they go on counting exactly to 2^48 and keep a variance of 1 around a mean of 10^6.
+Plain float32 fails quietly in a long run: 2^24 + 1 = 2^24, and a mean near 10^6 moves only in steps
+of 0.06. So the count is held as two float32 numbers, `count` and what rounding has left over from
+it, together exact to 2^48; and means are added up relative to `origin`, which is one of the
+samples. That is exact (a difference from a rounded mean would not be: compilers round it in one
+place and fuse it in another), and it keeps a variance of 1 around a mean of 10^6.
 """
 
 from typing import NamedTuple
@@ -24,16 +25,16 @@ class Moments(NamedTuple):
     count: Array  # float32 [], the number of samples
     mean: Array  # float32 [*shape]
     var: Array  # float32 [*shape], ddof 0
-    rest: tuple[Array, Array, Array]  # what rounding has left over from the three above
+    count_rest: Array  # float32 [], the number of samples - count
+    origin: Array  # float32 [*shape], one of the samples
+    offset: Array  # float32 [*shape], mean - origin, without its rounding error
 
 
-def _add(high: Array, low: Array, increment: Array) -> tuple[Array, Array]:
-    """high + low + increment as the nearest float32 number and the rest (Knuth's two-sum)."""
-    # The barrier keeps the compiler from merging these sums with others around them.
-    high, increment = jax.lax.optimization_barrier((high, increment + low))
-    total = high + increment
-    part = total - high
-    return total, (high - (total - part)) + (increment - part)
+def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
+    """a + b as the nearest float32 number and what rounding has left over (Knuth)."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
 
 
 def init_moments(shape: tuple[int, ...]) -> Moments:
@@ -49,8 +50,8 @@ def init_moments(shape: tuple[int, ...]) -> Moments:
         >>> init_moments((3,)).mean.tolist()
         [0.0, 0.0, 0.0]
     """
-    scalar, array = jnp.zeros(()), jnp.zeros(shape)
-    return Moments(scalar, array, array, (scalar, array, array))
+    none, zeros = jnp.zeros(()), jnp.zeros(shape)
+    return Moments(none, zeros, zeros, none, zeros, zeros)
 
 
 def merge_moments(a: Moments, b: Moments) -> Moments:
@@ -81,18 +82,15 @@ def merge_moments(a: Moments, b: Moments) -> Moments:
     # The smaller part is added to the larger: rounding then touches only the smaller change.
     swap = b.count > a.count
     a, b = (jax.tree.map(lambda x, y: jnp.where(swap, y, x), *pair) for pair in ((a, b), (b, a)))
-    n_a, n_b = a.count + a.rest[0], b.count + b.rest[0]
+    n_a, n_b = a.count + a.count_rest, b.count + b.count_rest
     total = jnp.maximum(n_a + n_b, 1.0)
     share_a, share_b = n_a / total, n_b / total
-    delta = (b.mean - a.mean) + (b.rest[1] - a.rest[1])
-    change = (b.var - a.var) + (b.rest[2] - a.rest[2]) + share_a * jnp.square(delta)
-    sums = (
-        _add(a.count, a.rest[0], n_b),
-        _add(a.mean, a.rest[1], share_b * delta),
-        _add(a.var, a.rest[2], share_b * change),
-    )
-    (count, mean, var), rest = zip(*sums)
-    return Moments(count, mean, var, rest)
+    delta = (b.origin - a.origin) + (b.offset - a.offset)
+    offset = a.offset + share_b * delta
+    var = a.var + share_b * ((b.var - a.var) + share_a * jnp.square(delta))
+    count, rest = _two_sum(a.count, b.count)
+    count, rest = _two_sum(count, rest + (a.count_rest + b.count_rest))
+    return Moments(count, a.origin + offset, var, rest, a.origin, offset)
 
 
 def update_moments(
@@ -127,23 +125,19 @@ def update_moments(
     leading = batch.ndim - len(shape)
     if leading < 0 or batch.shape[leading:] != shape:
         raise ValueError(f"batch must have shape [..., *{shape}], got {batch.shape}")
-    kept = jnp.ones(batch.shape[:leading], bool) if mask is None else jnp.asarray(mask) != 0
-    check_shape("mask", kept, batch.shape[:leading])
-    axes = tuple(range(leading))
-    everywhere = jnp.broadcast_to(
-        jnp.expand_dims(kept, tuple(range(leading, batch.ndim))), batch.shape
-    )
+    samples = jnp.ones(batch.shape[:leading], bool) if mask is None else jnp.asarray(mask) != 0
+    check_shape("mask", samples, batch.shape[:leading])
+    axes, features = tuple(range(leading)), tuple(range(leading, batch.ndim))
+    kept = jnp.broadcast_to(jnp.expand_dims(samples, features), batch.shape)
 
-    def mean_of(x):
-        mean = masked_mean(x, everywhere, axis=axes)
-        return mean, keep(x - jnp.broadcast_to(mean, x.shape), everywhere)
-
-    rough, centred = mean_of(batch)
-    correction, centred = mean_of(centred)
-    mean, mean_rest = _add(rough, jnp.zeros(shape), correction)
-    var = masked_mean(jnp.square(centred), everywhere, axis=axes)
-    zero, zeros = jnp.zeros(()), jnp.zeros(shape)
-    new = Moments(masked_count(kept, kept), mean, var, (zero, mean_rest, zeros))
+    largest = jnp.max(keep(batch, kept, -jnp.inf), axis=axes, initial=-jnp.inf)
+    count = masked_count(samples, samples)
+    origin = jnp.where(count == 0, 0.0, largest)
+    shifted = keep(batch - jnp.broadcast_to(origin, batch.shape), kept)
+    offset = masked_mean(shifted, kept, axis=axes)
+    centred = keep(shifted - jnp.broadcast_to(offset, batch.shape), kept)
+    var = masked_mean(jnp.square(centred), kept, axis=axes)
+    new = Moments(count, origin + offset, var, jnp.zeros(()), origin, offset)
     return merge_moments(moments, new)
 
 
