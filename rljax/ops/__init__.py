@@ -1,13 +1,15 @@
 """Maths on arrays: no parameters, no networks, no state.
 
-checks     shape checks at trace time, shared by ops and losses
-masked     sums, means, whitening and explained variance over unmasked elements
-returns    discounted and lambda returns, generalised advantages, n-step windows
-groups     advantages relative to a group of completions of one prompt
-kl         per-sample estimators of a KL divergence
-distributions  categorical, Gaussian and tanh-Gaussian action distributions
-solve      conjugate gradient, Fisher-vector products, line search, value iteration
-moments    running mean and variance that can be merged
-tree       updates of whole parameter trees
-log_probs  log-probabilities of tokens, from logits or straight from hidden states
+checks         what a function does with its arguments first: shapes, float32
+masked         sums, means, whitening and explained variance over unmasked elements
+returns        discounted and lambda returns, generalised advantages, n-step sums
+groups         advantages of the completions of one prompt against each other
+kl             per-sample estimators of a KL divergence
+distributions  categorical, Gaussian and tanh-Gaussian distributions over actions,
+               written in categorical and gaussian
+solve          conjugate gradient, Fisher-vector products, line search
+tabular        value iteration, the exact answer on small problems
+moments        running mean and variance of a stream, which can be merged
+tree           updates of whole parameter trees
+log_probs      log-probabilities of tokens, from logits or straight from hidden states
 """
