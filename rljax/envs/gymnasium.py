@@ -24,6 +24,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
+from rljax.envs.mujoco import quiet_models
 from rljax.envs.snapshot import Snapshot
 from rljax.types import Box, Discrete, EnvSpec, HostVectorEnv, PyTree, Transition
 
@@ -201,7 +202,8 @@ def env_seeds(seed: int, num_envs: int) -> list[int]:
 
 
 def _make_one(name: str, options: dict[str, Any]) -> Snapshot:
-    return Snapshot(gymnasium.make(name, disable_env_checker=True, **options))
+    with quiet_models(name):
+        return Snapshot(gymnasium.make(name, disable_env_checker=True, **options))
 
 
 def _start_method() -> str:

@@ -8,7 +8,7 @@ What is state, in the environment and in each of its wrappers:
 1. Plain attributes: None, Python's and NumPy's numbers, flat tuples of these, arrays of numbers.
    All are saved, whether they ever change or not: `state`, `last_u`, `TimeLimit._elapsed_steps` ...
 2. The generator `np_random`.
-3. With MuJoCo, `mj_getState(mjSTATE_INTEGRATION)` and the fields in `DERIVED`, but not the model.
+3. With MuJoCo, `mj_getState(mjSTATE_INTEGRATION)` and `mujoco.DERIVED`, but not the model.
 4. Any other attribute must be a constant. Spaces, specs and functions are; another object is if its
    pickle has stayed as it was when the wrapper was put on. Otherwise `snapshot` raises.
 
@@ -16,7 +16,6 @@ So an environment that lives in lists or in another engine is refused, never hal
 """
 
 import hashlib
-import importlib
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -26,22 +25,17 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import PassiveEnvChecker
 
-# MuJoCo computes these on the way, from the positions before its last substep, and `mj_setState`
-# leaves them alone. Ant reads `xpos` and Humanoid `xipos` before the next step; the others are seen
-# in observations.
-DERIVED = (
-    *("xpos", "xquat", "xipos", "site_xpos", "subtree_com", "cinert", "cvel", "cfrc_ext"),
-    *("qfrc_actuator", "qfrc_constraint", "sensordata", "ten_length", "ten_velocity"),
-)
+from rljax.envs import mujoco
+
 NUMBERS = (
     *(type(None), bool, int, float, np.bool_, np.int8, np.int16, np.int32, np.int64),
     *(np.uint8, np.uint16, np.uint32, np.uint64, np.float16, np.float32, np.float64),
 )
 SINGLE, TUPLE, ARRAY = 0, 100, 200  # added to an index into NUMBERS
 WIDE = {"b": np.uint64, "u": np.uint64, "i": np.int64, "f": np.float64}  # dtype.kind -> 8 bytes
-# What is handled elsewhere; and the seed, which says nothing of where the generator stands.
-LINKS = ("env", "_cached_spec", "_np_random", "_np_random_seed")
-MUJOCO_LINKS = ("model", "data", "mujoco_renderer")
+# What is handled elsewhere or only describes: the seed says nothing of where the generator stands,
+# and older vector environments write their mode into the metadata.
+LINKS = ("env", "_np_random", "_np_random_seed", "_cached_spec", "metadata", "_metadata")
 LOW_64 = (1 << 64) - 1
 
 
@@ -102,8 +96,7 @@ class Snapshot(gymnasium.Wrapper):
     def __init__(self, env: gymnasium.Env):
         super().__init__(env)
         self._started = self._ended = self._reset_due = False
-        data = getattr(env.unwrapped, "data", None)
-        self._mujoco = type(data).__module__.startswith("mujoco")
+        self._mujoco = mujoco.is_mujoco(env.unwrapped)
         self._constants = {name: _fingerprint(value) for name, value in self._others()}
         self._sizes: dict[str, int] = {}  # of the attributes in the first snapshot
 
@@ -164,7 +157,7 @@ class Snapshot(gymnasium.Wrapper):
             "ended": np.array(self._ended),
         }
         if self._mujoco:
-            tree["physics"] = _read_physics(self.unwrapped)
+            tree["physics"] = mujoco.read_physics(self.unwrapped)
         return tree
 
     @snapshot.setter
@@ -183,14 +176,14 @@ class Snapshot(gymnasium.Wrapper):
                 attributes[key] = decode(saved[name], np.shape(attributes[key]))
         _write_generator(self.unwrapped.np_random, np.asarray(tree["generator"]))
         if self._mujoco:
-            _write_physics(self.unwrapped, np.asarray(tree["physics"]))
+            mujoco.write_physics(self.unwrapped, np.asarray(tree["physics"]))
         self._ended = self._reset_due = bool(tree["ended"])
 
     def _attributes(self) -> Iterator[tuple[str, dict[str, Any], str]]:
         """(name, dict that holds it, key in that dict), from the wrapper below this one inwards."""
         layer, depth = self.env, 0
         while True:
-            skip = LINKS + MUJOCO_LINKS if self._mujoco and layer is self.unwrapped else LINKS
+            skip = LINKS + mujoco.LINKS if self._mujoco and layer is self.unwrapped else LINKS
             if not isinstance(layer, PassiveEnvChecker):  # it only remembers what it has checked
                 for key in sorted(vars(layer).keys() - set(skip)):
                     yield f"{depth}.{type(layer).__name__}.{key}", vars(layer), key
@@ -245,24 +238,3 @@ def _write_generator(generator: np.random.Generator, saved: np.ndarray) -> None:
         "has_uint32": has_uint32,
         "uinteger": uinteger,
     }
-
-
-def _read_physics(env: Any) -> np.ndarray:
-    mujoco: Any = importlib.import_module(
-        "mujoco"
-    )  # only where the environment has done so already
-    kind = mujoco.mjtState.mjSTATE_INTEGRATION
-    state = np.zeros(mujoco.mj_stateSize(env.model, kind))
-    mujoco.mj_getState(env.model, env.data, state, kind)
-    return np.concatenate([state, *(getattr(env.data, name).ravel() for name in DERIVED)])
-
-
-def _write_physics(env: Any, saved: np.ndarray) -> None:
-    mujoco: Any = importlib.import_module("mujoco")
-    kind = mujoco.mjtState.mjSTATE_INTEGRATION
-    fields = [getattr(env.data, name) for name in DERIVED]
-    ends = np.cumsum([mujoco.mj_stateSize(env.model, kind), *(field.size for field in fields)])
-    state, *derived = np.split(saved, ends[:-1])
-    mujoco.mj_setState(env.model, env.data, state, kind)
-    for field, values in zip(fields, derived, strict=True):
-        field[...] = values.reshape(field.shape)

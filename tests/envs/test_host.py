@@ -115,6 +115,20 @@ def test_a_reset_in_the_middle_forgets_what_was_due():
     np.testing.assert_array_equal(step.episode_length, [1, 1])
 
 
+def test_one_seed_for_each_environment():
+    envs = make_host("Pendulum-v1", 2)
+    first = envs.reset([11, 12])
+    for b, seed in enumerate([11, 12]):
+        observation, _ = gymnasium.make("Pendulum-v1").reset(seed=seed)
+        np.testing.assert_array_equal(first[b], observation)
+
+
+def test_models_are_loaded_without_a_log_in_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_host("HalfCheetah-v5", 1)  # MuJoCo 4 deprecates one of its attributes
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_seeds_of_environments_do_not_meet():
     seeds = [seed for base in range(200) for seed in env_seeds(base, 50)]
     assert len(set(seeds)) == 200 * 50
