@@ -11,7 +11,7 @@ import json
 import math
 import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -66,7 +66,7 @@ class Checkpoints:
       keep_best: and this many of those with the highest metric; of equals the newer.
       warn: called with one line for each checkpoint that had to be passed over.
 
-    >>> import numpy as np
+    >>> import numpy as np, tempfile
     >>> with Checkpoints(tempfile.mkdtemp()) as checkpoints:
     ...     checkpoints.save(7, {"w": np.ones(2)}, {"note": "seven"})
     ...     checkpoints.restore({"w": np.zeros(2)})
@@ -241,7 +241,9 @@ class Checkpoints:
     @contextlib.contextmanager
     def _staging(self, name: str) -> Iterator[Path]:
         """A hidden folder, gone at the end unless it was renamed, and known to be in use."""
-        folder = Path(tempfile.mkdtemp(prefix=f"{_HIDDEN}{name}", dir=self.directory))
+        # Not by tempfile, whose folders only their owner may read: this one becomes a checkpoint.
+        folder = self.directory / f"{_HIDDEN}{name}{uuid.uuid4().hex}"
+        folder.mkdir()
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             with contextlib.suppress(OSError):  # a file system without locks
@@ -272,7 +274,8 @@ def _remove_unless_in_use(folder: Path) -> None:
 
 def _read_metric(folder: Path) -> float | None:
     try:
-        return json.loads((folder / "metadata.json").read_bytes())["metric"]
+        metric = json.loads((folder / "metadata.json").read_bytes())["metric"]
+        return None if metric is None else float(metric)
     except (OSError, ValueError, KeyError, TypeError):
         return None  # damaged; restore will say so
 

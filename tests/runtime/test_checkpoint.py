@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from rljax.runtime.checkpoint import Checkpoints, list_steps
+from rljax.runtime.manifest import find_damage
 
 
 def saved(folder, *steps, **options):
@@ -114,6 +115,18 @@ def test_saving_goes_on_beside_the_caller(tmp_path):
     assert list_steps(tmp_path) == [0, 1, 2]
 
 
+def test_what_is_seen_under_its_name_is_complete(tmp_path):
+    """A reader that looks all the time never finds a part of a checkpoint."""
+    seen, deadline = set(), time.monotonic() + 60
+    with Checkpoints(tmp_path, keep_last=100) as checkpoints:
+        for step in range(8):
+            checkpoints.save(step, {"w": np.full(3, step)}, {})
+            while step not in seen:
+                assert time.monotonic() < deadline
+                seen.update(new := set(checkpoints.steps()) - seen)
+                assert [find_damage(checkpoints.path(step)) for step in new] == [None] * len(new)
+
+
 def test_a_state_that_is_donated_and_overwritten_at_once_is_saved_as_it_was(tmp_path):
     step = jax.jit(lambda x: x * 0.0 - 1.0, donate_argnums=0)
     device, host = jax.device_put(jnp.arange(200_000.0), jax.devices()[0]), np.arange(100_000.0)
@@ -142,6 +155,12 @@ def test_leftovers_of_killed_processes_go_and_those_of_living_ones_stay(tmp_path
             Checkpoints(tmp_path).close()  # another reader comes by
             assert staging.exists()
     assert os.listdir(tmp_path) == ["000000000001"]
+
+
+def test_others_may_read_a_checkpoint_if_they_may_read_new_folders(tmp_path):
+    (tmp_path / "new").mkdir()
+    saved(tmp_path, 1)
+    assert (tmp_path / "000000000001").stat().st_mode == (tmp_path / "new").stat().st_mode
 
 
 def test_other_things_in_the_directory_are_left_alone(tmp_path):

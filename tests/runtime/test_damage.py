@@ -87,6 +87,15 @@ def test_a_manifest_that_says_the_same_in_other_bytes_is_damaged(two):
     )
 
 
+def test_saving_goes_on_beside_a_damaged_checkpoint(two):
+    for content in (b"", b"[]", b'{"metric": "high"}', b'{"metric": [1]}'):
+        (two / "000000000002" / "metadata.json").write_bytes(content)
+        with Checkpoints(two, keep_last=2) as checkpoints:
+            checkpoints.save(3, state_of(3), {"step": 3}, metric=0.0)
+        assert list_steps(two) == [1, 2, 3]  # 1 has the best metric that can be read
+        assert restore(two) == (3, [])
+
+
 def test_a_swap_of_two_files_is_seen(two):
     first, second = (two / f"00000000000{step}" / "metadata.json" for step in (1, 2))
     first.write_bytes(second.read_bytes())
