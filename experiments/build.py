@@ -6,9 +6,8 @@ import pkgutil
 from functools import partial
 from typing import NamedTuple
 
-from ml_collections import ConfigDict
-
 import rljax.algos
+from experiments.configs.defaults import Config
 from rljax import envs
 from rljax.loops.loop import Loop
 from rljax.loops.on_policy import jax_loop
@@ -34,13 +33,14 @@ class Run(NamedTuple):
     num_updates: int
 
 
-def build(config: ConfigDict) -> Run:
+def build(config: Config) -> Run:
     """Everything that a run needs; nothing is compiled yet.
 
     The number of updates is `total_steps` over the steps of one update, rounded up.
 
     Raises:
-      ValueError: if the config does not make a run; the message names the field and what is allowed.
+      ValueError: if the config does not make a run; the message names the field and what is
+        allowed.
     """
     check(config)
     steps_per_update = config.env.num_envs * config.unroll_length
@@ -67,7 +67,7 @@ def build(config: ConfigDict) -> Run:
     return Run(host_loop(make_env, algo, **settings), num_updates)
 
 
-def make_algo(config: ConfigDict, spec: EnvSpec, num_updates: int) -> Algo:
+def make_algo(config: Config, spec: EnvSpec, num_updates: int) -> Algo:
     names = [module.name for module in pkgutil.iter_modules(rljax.algos.__path__)]
     name = config.algo.name
     module = importlib.import_module(f"rljax.algos.{name}") if name in names else None
@@ -80,7 +80,7 @@ def make_algo(config: ConfigDict, spec: EnvSpec, num_updates: int) -> Algo:
         raise ValueError(f"config for {name}: missing field {error}") from error
 
 
-def check(config: ConfigDict) -> None:
+def check(config: Config) -> None:
     """What can be said of a config without looking at the environment or the algorithm."""
     for field in POSITIVE:
         value = get(config, field)
@@ -111,7 +111,7 @@ def check(config: ConfigDict) -> None:
         )
 
 
-def get(config: ConfigDict, field: str):
+def get(config: Config, field: str):
     for name in field.split("."):
         config = config[name]
     return config

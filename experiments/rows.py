@@ -12,7 +12,7 @@ class NotFinite(ArithmeticError):
 
 
 def chunk_means(rows: dict[str, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
-    """[n, S] rows of n updates to [S] means; of the episodes, the mean over those that ended (or NaN)."""
+    """[n, S] rows of n updates to [S] means; of episodes, over those that ended (NaN if none)."""
     values = {name: rows[name].mean(0, dtype=np.float64) for name in names}
     sums = {
         name: rows[f"episode/{name}"].sum(0, dtype=np.float64)

@@ -12,8 +12,8 @@ from experiments.cli import one_line, parse
 def main(argv: Sequence[str]) -> int:
     """Runs the command line and returns its exit code.
 
-    0 done; 1 failed while running; 2 a config, flag or file is wrong, before anything is compiled or written;
-    130 after Ctrl-C, 143 after SIGTERM, both with everything saved.
+    0 done; 1 failed while running; 2 a config, flag or file is wrong, before anything is compiled
+    or written; 130 after Ctrl-C, 143 after SIGTERM, both with everything saved.
     """
     try:
         config, path = parse(argv)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from experiments.build import Run
+from experiments.configs.defaults import Config
 from experiments.rows import EPISODE_METRICS, NotFinite, check_rows, chunk_means, over_seeds
 from rljax.loops.evaluate import EVAL_METRICS
 from rljax.runtime.checkpoint import Checkpoints
@@ -23,17 +23,18 @@ from rljax.runtime.progress import progress_display
 from rljax.types import PyTree
 
 TIME_METRICS = ("time/seconds", "time/steps_per_second")  # of this process; never compared
-EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+EXIT_CODES: dict[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
-def train(config: ConfigDict, run: Run, workdir: Path, argv: Sequence[str]) -> int:
-    """Trains until the last update or a signal, from the newest checkpoint in `workdir` if there is one.
+def train(config: Config, run: Run, workdir: Path, argv: Sequence[str]) -> int:
+    """Trains to the last update or a signal, from the newest checkpoint if there is one.
 
     Returns:
       The exit code: 0, or 130 and 143 after SIGINT and SIGTERM.
 
     Raises:
-      ValueError: if the checkpoints are corrupt or belong to another program; before anything is compiled.
+      ValueError: if the checkpoints are corrupt or belong to another program; before anything is
+        compiled.
       NotFinite: naming step, metric and the last good checkpoint.
       OSError: if something cannot be written.
     """
@@ -68,7 +69,7 @@ def train(config: ConfigDict, run: Run, workdir: Path, argv: Sequence[str]) -> i
         state = loop.load(saved[0]) if saved else loop.init()
         del saved
         started, first = time.perf_counter(), update
-        evaluation = None
+        evaluation: dict[str, np.ndarray] = {}
         while update < run.num_updates and signals.signal is None:
             num_updates = min(config.log_interval, run.num_updates - update)
             state, rows = loop.advance(state, num_updates)
@@ -77,7 +78,7 @@ def train(config: ConfigDict, run: Run, workdir: Path, argv: Sequence[str]) -> i
             step, last = update * loop.steps_per_update, update == run.num_updates
 
             values = chunk_means(rows, names)
-            evaluation = None
+            evaluation = {}
             if last or update % config.eval_interval == 0:
                 evaluation = loop.evaluate(state)
                 values |= evaluation
@@ -99,10 +100,10 @@ def train(config: ConfigDict, run: Run, workdir: Path, argv: Sequence[str]) -> i
                     step,
                     tree,
                     {"update": update, "position": position},
-                    metric=evaluation and float(np.mean(evaluation["eval/return_mean"])),
+                    metric=np.mean(evaluation["eval/return_mean"]) if evaluation else None,
                 )
         checkpoints.wait()
-        if evaluation is None and update == run.num_updates:  # it was complete already
+        if not evaluation and update == run.num_updates:  # it was complete already
             evaluation = loop.evaluate(state)
 
     curves = workdir / "curves.png"
@@ -112,7 +113,7 @@ def train(config: ConfigDict, run: Run, workdir: Path, argv: Sequence[str]) -> i
         title=f"{config.algo.name} {config.env.name}",
         reference=config.solved_return,
     )
-    if update < run.num_updates:
+    if signals.signal and update < run.num_updates:
         print(
             f"stopped at step {update * loop.steps_per_update} and saved; to continue: "
             f"python -m experiments.run {shlex.join(argv[1:])}"
@@ -124,7 +125,7 @@ def train(config: ConfigDict, run: Run, workdir: Path, argv: Sequence[str]) -> i
 
 
 def check_state(tree: PyTree, step: int, newest: Callable[[], str]) -> None:
-    """Raises NotFinite if a parameter of the algorithm is NaN or inf: such a state is not worth saving."""
+    """Raises NotFinite if a number in the algorithm's state is NaN or inf."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree.algo):
         if jax.numpy.issubdtype(leaf.dtype, np.floating) and not np.isfinite(leaf).all():
             name = jax.tree_util.keystr(path, simple=True, separator="/")

@@ -1,10 +1,11 @@
 """Meshes and partition rules as pure functions.
 
-There is one mesh axis for classic RL, `data`: environments (and token batches) are spread over it, parameters
-are replicated.
+There is one mesh axis for classic RL, `data`: environments (and token batches) are spread over it,
+parameters are replicated.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,7 +16,7 @@ from rljax.types import PyTree
 DATA = "data"
 
 
-def make_mesh(num_devices: int = 0, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(num_devices: int = 0, *, devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh of `num_devices` devices along `data`; 0 takes all there are.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Records and function bundles that cross borders: read this file first to see how rljax fits together.
+"""Records and function bundles that cross borders; read this first to see how rljax fits together.
 
     Env, VectorEnv  --Transition-->  Rollout  --Algo.update-->  (AlgoState, metrics)
 
@@ -48,11 +48,11 @@ class Step(NamedTuple):
     observation: Array
     reward: Array  # float32 []
     terminated: Array  # bool []: the task itself has ended; nothing is worth anything afterwards
-    truncated: Array  # bool []: cut from outside (a time limit); the value of `observation` still counts
+    truncated: Array  # bool []: cut by a time limit; the value of `observation` still counts
 
 
 class Env(NamedTuple):
-    """One pure-JAX environment. `state` is a pytree and holds all there is, the step counter included."""
+    """One pure-JAX environment. `state` is a pytree of all there is, the step counter included."""
 
     reset: Callable[[Key], tuple[PyTree, Array]]  # key -> (state, observation)
     step: Callable[[Key, PyTree, Array], tuple[PyTree, Step]]  # key, state, action -> (state, step)
@@ -62,9 +62,9 @@ class Env(NamedTuple):
 class Transition(NamedTuple):
     """One step of B environments; the environments that ended have been reset already.
 
-    `episode_return` and `episode_length` are those of the episode that this step ended, and count only
-    where `terminated | truncated`. `mask` is 0 where no step was taken: some host environments spend
-    a call on the reset.
+    `episode_return` and `episode_length` are those of the episode that this step ended, and count
+    only where `terminated | truncated`. `mask` is 0 where no step was taken: some host
+    environments spend a call on the reset.
     """
 
     observation: Array  # [B, ...] to act on next, after the reset
@@ -87,7 +87,7 @@ class VectorEnv(NamedTuple):
 
 
 class HostVectorEnv(NamedTuple):
-    """B environments outside JAX: the functions take and return NumPy arrays and have side effects."""
+    """B environments outside JAX: functions of NumPy arrays, with side effects."""
 
     # one seed for all, or one for each -> observation [B, ...]
     reset: Callable[[int | Sequence[int]], np.ndarray]
@@ -135,6 +135,8 @@ class Algo(NamedTuple):
     """An algorithm as pure functions over its state."""
 
     init: Callable[[Key], PyTree]  # key -> state
-    act: Callable[[Key, PyTree, Array], tuple[Array, Array]]  # key, state, observations -> (actions, log_probs)
+    # key, state, observations -> (actions, log_probs)
+    act: Callable[[Key, PyTree, Array], tuple[Array, Array]]
     act_greedy: Callable[[PyTree, Array], Array]  # state, observations -> the policy's mode
-    update: Callable[[Key, PyTree, Any], tuple[PyTree, Metrics]]  # key, state, batch -> (state, metrics)
+    # key, state, batch -> (state, metrics)
+    update: Callable[[Key, PyTree, Any], tuple[PyTree, Metrics]]

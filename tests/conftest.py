@@ -1,4 +1,4 @@
-"""Strictness at test time only: several CPU devices, no silent rank promotion, shapes checked at every call."""
+"""Strict at test time: several CPU devices, no rank promotion, shapes checked at every call."""
 
 import os
 

@@ -1,14 +1,14 @@
 """The notes' tabular actor-critic on the five-state line world.
 
-python -m experiments.run --config=experiments/configs/a2c_line_world.py --workdir=runs/a2c_line_world
+python -m experiments.run --config=experiments/configs/a2c_line_world.py
+--workdir=runs/a2c_line_world
 """
 
-from ml_collections import ConfigDict
-
 from experiments.configs import defaults
+from experiments.configs.defaults import Config
 
 
-def get_config(variant: str = "") -> ConfigDict:
+def get_config(variant: str = "") -> Config:
     config = defaults.run("LineWorld-v0")
     config.algo = defaults.a2c()
     config.algo.discount = 0.9  # the notes'

@@ -1,15 +1,19 @@
-"""The fields of a config, section by section; each config file starts here and changes what it needs.
+"""The fields of a config by section; each config file starts here and changes what it needs.
 
 An algorithm takes every setting that changes results from its config, so all of them stand here.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+Config = Any  # a ConfigDict; type checkers do not know its fields
 
-def run(env: str, *, backend: str = "jax") -> ConfigDict:
-    """Fields of every run. Intervals are counted in updates of unroll_length x env.num_envs steps."""
-    config = ConfigDict()
+
+def run(env: str, *, backend: str = "jax") -> Config:
+    """Fields of every run. Intervals count updates of unroll_length x env.num_envs steps."""
+    config: Config = ConfigDict()
     config.seed = 0
     config.num_seeds = 1  # whole runs side by side, of seed, seed + 1, ...
     config.num_devices = 1  # environments are split over them; 0 takes all
@@ -33,8 +37,8 @@ def run(env: str, *, backend: str = "jax") -> ConfigDict:
     return config
 
 
-def mlp() -> ConfigDict:
-    net = ConfigDict()
+def mlp() -> Config:
+    net: Config = ConfigDict()
     net.name = "mlp"  # or "tabular"
     net.hidden_sizes = (64, 64)
     net.activation = "tanh"  # or "relu", "silu", "gelu"
@@ -43,8 +47,8 @@ def mlp() -> ConfigDict:
     return net
 
 
-def adam() -> ConfigDict:
-    optimizer = ConfigDict()
+def adam() -> Config:
+    optimizer: Config = ConfigDict()
     optimizer.name = "adam"  # or "rmsprop", "sgd"
     optimizer.learning_rate = 3e-4
     optimizer.anneal = False  # linearly to 0 over the run
@@ -53,8 +57,8 @@ def adam() -> ConfigDict:
     return optimizer
 
 
-def vpg() -> ConfigDict:
-    algo = ConfigDict()
+def vpg() -> Config:
+    algo: Config = ConfigDict()
     algo.name = "vpg"
     algo.weights = "advantage"  # or "return", "reward_to_go", "reward_to_go_baseline"
     algo.discount = 0.99
@@ -66,8 +70,8 @@ def vpg() -> ConfigDict:
     return algo
 
 
-def a2c() -> ConfigDict:
-    algo = ConfigDict()
+def a2c() -> Config:
+    algo: Config = ConfigDict()
     algo.name = "a2c"
     algo.discount = 0.99
     algo.lambda_ = 1.0
@@ -77,8 +81,8 @@ def a2c() -> ConfigDict:
     return algo
 
 
-def trpo() -> ConfigDict:
-    algo = ConfigDict()
+def trpo() -> Config:
+    algo: Config = ConfigDict()
     algo.name = "trpo"
     algo.discount = 0.99
     algo.lambda_ = 0.97
@@ -92,8 +96,8 @@ def trpo() -> ConfigDict:
     return algo
 
 
-def ppo() -> ConfigDict:
-    algo = ConfigDict()
+def ppo() -> Config:
+    algo: Config = ConfigDict()
     algo.name = "ppo"
     algo.discount = 0.99
     algo.lambda_ = 0.95
@@ -120,8 +124,8 @@ def check_variant(variant: str) -> bool:
     return variant == "quick"
 
 
-def quick(config: ConfigDict, *, updates: int = 4) -> ConfigDict:
-    """Shrinks a run to a few updates that still pass through logging, evaluation and checkpoints."""
+def quick(config: Config, *, updates: int = 4) -> Config:
+    """Shrinks a run to a few updates that still pass through logging, evaluation and saving."""
     config.total_steps = updates * config.unroll_length * config.env.num_envs
     config.log_interval = 1
     config.eval_interval = 2

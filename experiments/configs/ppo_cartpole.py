@@ -3,12 +3,11 @@
 python -m experiments.run --config=experiments/configs/ppo_cartpole.py --workdir=runs/ppo_cartpole
 """
 
-from ml_collections import ConfigDict
-
 from experiments.configs import defaults
+from experiments.configs.defaults import Config
 
 
-def get_config(variant: str = "") -> ConfigDict:
+def get_config(variant: str = "") -> Config:
     config = defaults.run("CartPole-v1")
     config.algo = defaults.ppo()
     config.algo.entropy_coef = 0.01

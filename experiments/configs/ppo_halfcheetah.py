@@ -1,14 +1,14 @@
 """PPO on Gymnasium's HalfCheetah-v5 (needs the `mujoco` extra).
 
-python -m experiments.run --config=experiments/configs/ppo_halfcheetah.py --workdir=runs/ppo_halfcheetah
+python -m experiments.run --config=experiments/configs/ppo_halfcheetah.py
+--workdir=runs/ppo_halfcheetah
 """
 
-from ml_collections import ConfigDict
-
 from experiments.configs import defaults
+from experiments.configs.defaults import Config
 
 
-def get_config(variant: str = "") -> ConfigDict:
+def get_config(variant: str = "") -> Config:
     config = defaults.run("HalfCheetah-v5", backend="gymnasium")
     config.algo = defaults.ppo()
     config.algo.epochs = 10

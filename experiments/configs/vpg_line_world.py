@@ -1,14 +1,14 @@
 """Vanilla policy gradient on the five-state line world.
 
-python -m experiments.run --config=experiments/configs/vpg_line_world.py --workdir=runs/vpg_line_world
+python -m experiments.run --config=experiments/configs/vpg_line_world.py
+--workdir=runs/vpg_line_world
 """
 
-from ml_collections import ConfigDict
-
 from experiments.configs import defaults
+from experiments.configs.defaults import Config
 
 
-def get_config(variant: str = "") -> ConfigDict:
+def get_config(variant: str = "") -> Config:
     config = defaults.run("LineWorld-v0")
     config.algo = defaults.vpg()
     config.algo.discount = 0.9  # the notes'

@@ -1,9 +1,9 @@
 """Advantage actor-critic: one gradient step of policy and value together on each rollout.
 
-Mnih et al. (2016), "Asynchronous Methods for Deep Reinforcement Learning", section 4 and algorithm S3, with
-the actors stepped together instead of asynchronously and GAE in place of n-step returns (λ = 1 gives those).
-With `config.net.name = "tabular"` and plain SGD this is the notes' tabular actor-critic, with the true
-gradient of log-softmax.
+Mnih et al. (2016), "Asynchronous Methods for Deep Reinforcement Learning", section 4 and algorithm
+S3, with the actors stepped together instead of asynchronously and GAE in place of n-step returns
+(λ = 1 gives those). With `config.net.name = "tabular"` and plain SGD this is the notes' tabular
+actor-critic, with the true gradient of log-softmax.
 """
 
 from typing import Any
@@ -94,7 +94,7 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
         return state, {
             **metrics,
             **value_metrics(batch),
-            "grad/norm": optax.global_norm(grads),
+            "grad/norm": optax.tree.norm(grads),
             "optimizer/learning_rate": rate,
         }
 

@@ -1,4 +1,4 @@
-"""What VPG, A2C, TRPO and PPO have in common: the state, acting, the batch they learn from, fitting values."""
+"""What VPG, A2C, TRPO and PPO share: state, acting, the batch to learn from, fitting values."""
 
 from typing import Any, NamedTuple
 
@@ -46,7 +46,7 @@ def init_state(
     normalize_observations: bool,
     kl_coef: float = 0.0,
 ) -> ActorCriticState:
-    """First state; `optimizer` is one optax transformation, or a dict of them with the keys of `params`."""
+    """First state; `optimizer` is one optax transformation, or a dict with the keys of `params`."""
     policy_key, value_key = jax.random.split(key)
     params = {"policy": nets.policy.init(policy_key), "value": nets.value.init(value_key)}
     if isinstance(optimizer, dict):
@@ -63,7 +63,7 @@ def init_state(
 
 
 def normalize(moments: Moments | None, observations: Array) -> Array:
-    """(x - mean) / std, bounded; unchanged as long as nothing has been counted, or with `moments=None`."""
+    """(x - mean) / std, bounded; x itself while nothing is counted, or with `moments=None`."""
     if moments is None:
         return observations
     seen = moments.count > 0
@@ -100,8 +100,8 @@ def values_of(
 ) -> tuple[Array, Array, Array]:
     """Normalised observations [T, B, ...], and the values [T, B] of them and of what followed.
 
-    Normalised by the moments that acted, so that the ratio starts at 1; the moments take in this rollout
-    afterwards (`observe`).
+    Normalised by the moments that acted, so that the ratio starts at 1; the moments take in this
+    rollout afterwards (`observe`).
     """
     observations = normalize(state.moments, rollout.observations)
     next_observations = normalize(state.moments, rollout.next_observations)
@@ -160,7 +160,8 @@ def value_metrics(batch: Batch) -> Metrics:
 def make_optimizer(config: Any, *, learning_rate: bool = True) -> optax.GradientTransformation:
     """`config.optimizer` as an optax chain that ends before the learning rate.
 
-    The rate follows the number of updates done, which is part of the run's state, not the optimiser's own
+    The rate follows the number of updates done, which is part of the run's state, not the
+    optimiser's own
     count: early stopping must not slow the schedule down. `scale_updates` applies it.
     """
     scale_by = {
@@ -178,8 +179,8 @@ def make_optimizer(config: Any, *, learning_rate: bool = True) -> optax.Gradient
 
 def annealed(rate: float, step: Array, *, anneal: bool, num_updates: int) -> Array:
     """`rate`, or with `anneal` rate·(1 - step / num_updates): update u (from 0) uses step = u."""
-    rate = jnp.float32(rate)
-    return rate * (1.0 - step / num_updates) if anneal else rate
+    fraction = 1.0 - step / num_updates if anneal else jnp.float32(1.0)
+    return rate * fraction
 
 
 def apply_gradients(
@@ -205,7 +206,7 @@ def fit_value(
     rate: Array,
     iterations: int,
 ) -> tuple[Params, PyTree, Metrics]:
-    """`iterations` gradient steps of the value network on the whole batch; metrics of the first one."""
+    """`iterations` gradient steps of the value net on the whole batch; the first one's metrics."""
 
     def loss_fn(params: Params) -> tuple[Array, Metrics]:
         return value_loss(

@@ -1,8 +1,10 @@
-"""Proximal policy optimisation: several epochs of minibatches on one rollout, kept near the old policy.
+"""Proximal policy optimisation: epochs of minibatches on one rollout, near the old policy.
 
-Schulman et al. (2017), "Proximal Policy Optimization Algorithms": equation 7 (clip), equation 8 and the rule
-below it (KL penalty, fixed or adaptive), equation 9 (with value loss and entropy bonus). Departures: the KL
-can also stop the epochs early, the value loss can be clipped, and `terminated` alone cuts the bootstrap.
+Schulman et al. (2017), "Proximal Policy Optimization Algorithms": equation 7 (clip), equation 8
+and the rule below it (KL penalty, fixed or adaptive), equation 9 (with value loss and entropy
+bonus).
+Departures: the KL can also stop the epochs early, the value loss can be clipped, and `terminated`
+alone cuts the bootstrap.
 """
 
 from typing import Any, NamedTuple
@@ -49,10 +51,10 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
     Metrics (means over the minibatches that were used):
       loss/policy, loss/value: of `ppo_loss` (or the penalised surrogate) and `value_loss`.
       policy/entropy: mean entropy, nats. policy/clip_fraction: share of ratios outside the band.
-      policy/behaviour_kl: estimate of KL(behaviour ‖ policy), nats. policy/kl_coef: weight of the KL penalty, if any.
-      policy/epochs: epochs done, below `algo.epochs` if the KL stopped them.
-      value/explained_variance: of the value targets, by the values before the update.
-      grad/norm: global norm before clipping. optimizer/learning_rate.
+      policy/behaviour_kl: estimate of KL(behaviour ‖ policy), nats. policy/kl_coef: weight of the
+      KL penalty, if any. policy/epochs: epochs done, below `algo.epochs` if the KL stopped them.
+      value/explained_variance: of the value targets, by the values before the update. grad/norm:
+      global norm before clipping. optimizer/learning_rate.
 
     Args:
       config: the run's; reads `algo`, `net`, `optimizer`, `normalize_observations`.
@@ -152,7 +154,7 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
                 stop = metrics["policy/behaviour_kl"] > algo.kl_stop_factor * algo.target_kl
                 new = jax.tree.map(lambda n, old: jnp.where(stop, old, n), new, learner)
                 new = new._replace(stopped=stop)
-            return new, {**metrics, "grad/norm": optax.global_norm(grads)}
+            return new, {**metrics, "grad/norm": optax.tree.norm(grads)}
 
         def step(learner: Learner, minibatch: tuple) -> tuple[Learner, tuple[Metrics, Array]]:
             used = ~learner.stopped

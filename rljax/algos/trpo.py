@@ -1,7 +1,7 @@
-"""Trust region policy optimisation: the largest natural-gradient step that the KL allows, then fit the values.
+"""Trust region policy optimisation: the largest natural-gradient step that the KL allows.
 
-Schulman et al. (2015), "Trust Region Policy Optimization", equation 14 and appendix C. Departures: GAE
-advantages instead of Q-values by Monte Carlo, and a damped Fisher matrix.
+Schulman et al. (2015), "Trust Region Policy Optimization", equation 14 and appendix C. Departures:
+GAE advantages instead of Q-values by Monte Carlo, and a damped Fisher matrix.
 """
 
 from typing import Any
@@ -30,8 +30,8 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
     """TRPO for one environment.
 
     Metrics: those of `trpo_step`, and
-      loss/value: of `value_loss` before its steps. policy/entropy: mean entropy before the update, nats.
-      value/explained_variance: of the value targets, by the values before the update.
+      loss/value: of `value_loss` before its steps. policy/entropy: mean entropy before the update,
+      nats. value/explained_variance: of the value targets, by the values before the update.
       optimizer/learning_rate: of the value network.
 
     Args:

@@ -1,7 +1,7 @@
-"""Vanilla policy gradient: one step along log π(a|s) times a weight, then several steps of the value function.
+"""Vanilla policy gradient: one step along log π(a|s) times a weight, then fit the values.
 
-Williams (1992) and Sutton et al. (2000); the four weights are those of the course notes (`vpg_weights`), from
-the return of the whole trajectory to GAE.
+Williams (1992) and Sutton et al. (2000); the four weights are those of the course notes
+(`vpg_weights`), from the return of the whole trajectory to GAE.
 """
 
 from typing import Any
@@ -37,7 +37,8 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
       loss/policy: of `vpg_loss`. loss/value: of `value_loss`, before its steps.
       policy/entropy: mean entropy before the update, nats.
       value/explained_variance: of the value targets, by the values before the update.
-      grad/norm: global norm of the policy's gradient before clipping. optimizer/learning_rate: of the policy.
+      grad/norm: global norm of the policy's gradient before clipping. optimizer/learning_rate: of
+      the policy.
 
     Args:
       config: the run's; reads `algo`, `net`, `optimizer`, `normalize_observations`.
@@ -112,7 +113,7 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
             **metrics,
             **fit_metrics,
             **value_metrics(batch),
-            "grad/norm": optax.global_norm(grads),
+            "grad/norm": optax.tree.norm(grads),
             "optimizer/learning_rate": rate,
         }
 

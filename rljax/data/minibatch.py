@@ -9,9 +9,9 @@ from rljax.types import Array, Key, PyTree
 def shuffled_minibatches(key: Key, batch: PyTree, *, num_minibatches: int) -> PyTree:
     """Every leaf [N, ...] becomes [num_minibatches, N / num_minibatches, ...] in one random order.
 
-    The order comes from one sort of random 32-bit numbers. Two of N equal numbers keep their order, which
-    biases a pair of places by about N²/2^33: nothing for learning, and much cheaper than the several rounds of
-    `jax.random.permutation`.
+    The order comes from one sort of random 32-bit numbers. Two of N equal numbers keep their
+    order, which biases a pair of places by about N²/2^33: nothing for learning, and much cheaper
+    than the several rounds of `jax.random.permutation`.
 
     Args:
       key: consumed.

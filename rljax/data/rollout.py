@@ -60,7 +60,7 @@ def collect(
         actions, log_probs = act(t, observation)
         transition = env.step(actions)
         steps.append((observation, actions, log_probs, transition))
-        observation = transition.observation
+        observation = np.asarray(transition.observation)
     return observation, make_rollout(*jax.tree.map(lambda *xs: np.stack(xs), *steps))
 
 

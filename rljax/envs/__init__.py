@@ -1,6 +1,7 @@
 """Environments: pure-JAX ones as `Env`, host ones through the adaptor in `gymnasium.py`.
 
-`make(name)` gives a pure-JAX environment; `vector.vectorize(env, num_envs)` steps B of them together.
+`make(name)` gives a pure-JAX environment; `vector.vectorize(env, num_envs)` steps B of them
+together.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """CartPole-v1 in JAX, equal to Gymnasium's step by step.
 
-Barto, Sutton and Anderson (1983), "Neuronlike adaptive elements that can solve difficult learning control
-problems", with the constants of Gymnasium's CartPole-v1. Reward 1 per step, the last one included;
-terminated outside |x| <= 2.4 or |angle| <= 12 degrees; truncated after 500 steps.
+Barto, Sutton and Anderson (1983), "Neuronlike adaptive elements that can solve difficult learning
+control problems", with the constants of Gymnasium's CartPole-v1. Reward 1 per step, the last one
+included; terminated outside |x| <= 2.4 or |angle| <= 12 degrees; truncated after 500 steps.
 """
 
 import math

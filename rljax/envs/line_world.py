@@ -1,8 +1,9 @@
-"""The five-state line world of the course notes: small enough to solve by hand, nasty enough to teach.
+"""The five-state line world of the notes: small enough to solve by hand, nasty enough to teach.
 
-Positions -2 ... 2, start at 0. Actions 0, 1, 2 move by -1, 0, +1 and are clamped at the ends. The reward
-belongs to the position entered: 10 at 2, -5 at 1, -1 elsewhere. So the way to the prize leads through the
-worst place. No position is terminal; an episode is truncated after 100 steps. The notes use discount 0.9.
+Positions -2 ... 2, start at 0. Actions 0, 1, 2 move by -1, 0, +1 and are clamped at the ends. The
+reward belongs to the position entered: 10 at 2, -5 at 1, -1 elsewhere. So the way to the prize
+leads through the worst place. No position is terminal; an episode is truncated after 100 steps.
+The notes use discount 0.9.
 """
 
 from typing import NamedTuple

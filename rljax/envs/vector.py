@@ -15,17 +15,18 @@ class VectorState(NamedTuple):
 
 
 def vectorize(env: Env, num_envs: int) -> VectorEnv:
-    """Steps `num_envs` copies of `env` together and resets each one in the step that ends its episode.
+    """Steps `num_envs` copies of `env` together; each is reset in the step that ends its episode.
 
-    Environment b draws from `split(key, B)[b]`, so what it does depends neither on how many devices the
-    B environments are spread over nor on the other environments.
+    Environment b draws from `split(key, B)[b]`, so what it does depends neither on how many
+    devices the B environments are spread over nor on the other environments.
 
     Args:
       env: the environment.
       num_envs: B, at least 1.
 
     Returns:
-      A `VectorEnv`. `next_observation` of its transitions is the one before the reset; the mask is all ones.
+      A `VectorEnv`. `next_observation` of its transitions is the one before the reset; the mask is
+      all ones.
 
     Raises:
       ValueError: if `num_envs` is below 1.

@@ -1,4 +1,4 @@
-"""Evaluation: the policy's most likely actions in environments of its own, the first episode of each."""
+"""Evaluation: the policy's mode in environments of its own, the first episode of each."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,8 +14,8 @@ ActGreedy = Callable[[Array], Array]  # observations [N, ...] -> actions [N, ...
 def evaluate(key: Key, env: Env, act: ActGreedy, *, episodes: int) -> tuple[Array, Array]:
     """Runs `episodes` copies of a pure-JAX environment until each has ended its first episode.
 
-    One episode of each environment counts, however long the others take: taking the first N episodes to
-    finish would favour short ones.
+    One episode of each environment counts, however long the others take: taking the first N
+    episodes to finish would favour short ones.
 
     Args:
       key: consumed.
@@ -63,10 +63,10 @@ def evaluate_host(
     alive = np.ones(env.num_envs, bool)
     while alive.any():
         transition = env.step(act(observation))
-        observation = transition.observation
+        observation = np.asarray(transition.observation)
         ended = alive & (transition.terminated | transition.truncated)
-        returns[ended] = transition.episode_return[ended]
-        lengths[ended] = transition.episode_length[ended]
+        returns = np.where(ended, transition.episode_return, returns)
+        lengths = np.where(ended, transition.episode_length, lengths)
         alive &= ~ended
     return returns, lengths
 

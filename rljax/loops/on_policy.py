@@ -1,9 +1,10 @@
-"""The on-policy loop for pure-JAX environments: act for T steps, update, again, in one jitted, donated call.
+"""The on-policy loop for pure-JAX environments: act, update, again, in one jitted, donated call.
 
 `on_policy_host.py` gives the same `Loop` for environments of the host.
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +32,8 @@ def jax_loop(
 ) -> Loop:
     """The loop for a pure-JAX environment: `advance` is one call of one compiled program.
 
-    Environments are split over the mesh's `data` axis, parameters are on every device. The numbers do not
-    depend on the number of devices beyond float rounding.
+    Environments are split over the mesh's `data` axis, parameters are on every device. The numbers
+    do not depend on the number of devices beyond float rounding.
 
     Args:
       env, algo: what to run.
@@ -123,7 +124,8 @@ def jax_loop(
 
 def run_shardings(mesh: jax.sharding.Mesh, shapes: RunState, *, batch_axis: int) -> RunState:
     """Environments along `data`, all else replicated."""
-    whole, split = sharding.replicated(mesh), sharding.along_data(mesh, batch_axis)
+    whole: Any = sharding.replicated(mesh)
+    split: Any = sharding.along_data(mesh, batch_axis)
     return RunState(
         algo=sharding.like(shapes.algo, whole),
         env=sharding.like(shapes.env, split),

@@ -1,6 +1,7 @@
-"""The on-policy loop around environments of the host: policy and update are jitted, the stepping is not."""
+"""The on-policy loop around environments of the host: only policy and update are jitted."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +24,11 @@ def host_loop(
     seed: int = 0,
     num_seeds: int = 1,
 ) -> Loop:
-    """The loop for host environments: the policy and the update are jitted, the stepping is the host's.
+    """The loop for host environments: policy and update are jitted, the stepping is the host's.
 
     Args:
       make_env: number of environments -> the environments. The S·B of all seeds are stepped as one.
-      Others as in `jax_loop`.
+      algo: what to run; the others are as in `jax_loop`, on one device.
     """
     env = make_env(num_seeds * num_envs)
     eval_env = make_env(num_seeds * eval_episodes)
@@ -55,11 +56,11 @@ def host_loop(
     act_greedy_jit = jax.jit(vmap(algo.act_greedy, (0, 0)))
     update_jit = jax.jit(vmap(update_one, (0, 0, None, 1)), donate_argnums=0)
 
-    def split_seeds(x: np.ndarray, axis: int = 0) -> np.ndarray:
+    def split_seeds(x: Any, axis: int = 0) -> Any:
         """[..., S·N, ...] to [..., S, N, ...]."""
         return x.reshape(*x.shape[:axis], num_seeds, -1, *x.shape[axis + 1 :]) if batched else x
 
-    def join_seeds(x: Array) -> np.ndarray:
+    def join_seeds(x: Any) -> np.ndarray:
         """[S, N, ...] to [S·N, ...]."""
         x = np.asarray(x)
         return x.reshape(-1, *x.shape[2:]) if batched else x
@@ -136,14 +137,18 @@ def rollout_shapes(env: HostVectorEnv, length: int) -> Rollout:
     """What `collect` will return, as shapes and dtypes."""
     spec, batch = env.spec, (length, env.num_envs)
 
-    def array(dtype, *shape: int) -> jax.ShapeDtypeStruct:
+    def array(dtype: Any, *shape: int) -> Any:
         return jax.ShapeDtypeStruct((*batch, *shape), dtype)
 
+    def actions() -> Any:
+        if isinstance(spec.action_space, Discrete):
+            return array(np.int32)
+        return array(np.float32, len(spec.action_space.low))
+
     observations = array(spec.observation_dtype, *spec.observation_shape)
-    discrete = isinstance(spec.action_space, Discrete)
     return Rollout(
         observations=observations,
-        actions=array(np.int32) if discrete else array(np.float32, len(spec.action_space.low)),
+        actions=actions(),
         behaviour_log_probs=array(np.float32),
         rewards=array(np.float32),
         terminated=array(bool),

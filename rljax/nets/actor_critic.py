@@ -22,32 +22,34 @@ class ActorCritic(NamedTuple):
 
 
 def make_actor_critic(config: Any, spec: EnvSpec) -> ActorCritic:
-    """Builds the two networks; they share nothing, so that each can be fitted without moving the other.
+    """Builds the two networks; they share nothing, so each can be fitted without moving the other.
 
     Args:
       config: `config.net` with `name` ("mlp" or "tabular"), `hidden_sizes`, `activation`, `log_std`
         ("parameter" or "network") and `log_std_init`.
-      spec: the environment's; discrete actions get a categorical policy, real ones a diagonal Gaussian.
+      spec: the environment's; discrete actions get a categorical policy, real ones a diagonal
+        Gaussian.
 
     Returns:
       Two `Net`s and the family of distributions that the policy's output belongs to.
 
     Raises:
-      ValueError: for a name that is not allowed, or a table for observations that are not one-hot rows.
+      ValueError: for a name that is not allowed, or a table for observations that are not one-hot
+        rows.
     """
     check_choice("config.net.name", config.name, NETS)
     check_choice("config.net.activation", config.activation, tuple(mlp.ACTIVATIONS))
     check_choice("config.net.log_std", config.log_std, LOG_STDS)
     features = math.prod(spec.observation_shape)
-    discrete = isinstance(spec.action_space, Discrete)
+    actions = spec.action_space
 
     if config.name == "tabular":
-        if not discrete or len(spec.observation_shape) != 1:
+        if not isinstance(actions, Discrete) or len(spec.observation_shape) != 1:
             raise ValueError(
-                f"config.net.name is 'tabular', which needs discrete actions and one-hot observations: "
-                f"{spec.name} has {spec.action_space} and observations {spec.observation_shape}"
+                f"config.net.name 'tabular' needs discrete actions and one-hot observations: "
+                f"{spec.name} has {actions} and observations {spec.observation_shape}"
             )
-        policy = pure(lambda rngs: mlp.Table(features, spec.action_space.num_actions))
+        policy = pure(lambda rngs: mlp.Table(features, actions.num_actions))
         return ActorCritic(policy, pure(lambda rngs: mlp.ValueTable(features)), CATEGORICAL)
 
     hidden_sizes = tuple(config.hidden_sizes)
@@ -55,13 +57,13 @@ def make_actor_critic(config: Any, spec: EnvSpec) -> ActorCritic:
         raise ValueError(f"config.net.hidden_sizes is {hidden_sizes}: each size must be at least 1")
 
     def make_policy(rngs: nnx.Rngs) -> nnx.Module:
-        if isinstance(spec.action_space, Discrete):
+        if isinstance(actions, Discrete):
             return mlp.CategoricalPolicy(
-                features, spec.action_space.num_actions, hidden_sizes, config.activation, rngs
+                features, actions.num_actions, hidden_sizes, config.activation, rngs
             )
         return mlp.GaussianPolicy(
             features,
-            len(spec.action_space.low),
+            len(actions.low),
             hidden_sizes,
             config.activation,
             config.log_std,
@@ -75,7 +77,7 @@ def make_actor_critic(config: Any, spec: EnvSpec) -> ActorCritic:
     return ActorCritic(
         flat_observations(pure(make_policy), spec),
         flat_observations(pure(make_value), spec),
-        CATEGORICAL if discrete else GAUSSIAN,
+        CATEGORICAL if isinstance(actions, Discrete) else GAUSSIAN,
     )
 
 

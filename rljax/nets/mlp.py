@@ -13,19 +13,21 @@ ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu, "gelu
 LOG_STD_RANGE = (-5.0, 2.0)  # of a log_std that a network computes; a free parameter is not bounded
 
 
-def linear(features_in: int, features_out: int, *, scale: float, rngs: nnx.Rngs) -> nnx.Linear:
-    """A layer with an orthogonal kernel times `scale` and a zero bias (Saxe et al., 2014)."""
+def linear(
+    features_in: int, features_out: int, *, scale: float, bias: float = 0.0, rngs: nnx.Rngs
+) -> nnx.Linear:
+    """A layer with an orthogonal kernel times `scale` (Saxe et al., 2014) and a constant bias."""
     return nnx.Linear(
         features_in,
         features_out,
         kernel_init=nnx.initializers.orthogonal(scale),
-        bias_init=nnx.initializers.zeros_init(),
+        bias_init=nnx.initializers.constant(bias),
         rngs=rngs,
     )
 
 
 class MLP(nnx.Module):
-    """Hidden layers with their activation; no output layer: observations [..., D] to features [..., H]."""
+    """Hidden layers with their activation, no output layer: [..., D] to features [..., H]."""
 
     def __init__(self, features: int, hidden_sizes: Sequence[int], activation: str, rngs: nnx.Rngs):
         self.num_layers = len(hidden_sizes)
@@ -79,8 +81,7 @@ class GaussianPolicy(nnx.Module):
         self.mean = linear(width, num_actions, scale=0.01, rngs=rngs)
         self.state_dependent = log_std == "network"
         if self.state_dependent:
-            self.log_std = linear(width, num_actions, scale=0.01, rngs=rngs)
-            self.log_std.bias[...] = jnp.full(num_actions, log_std_init)
+            self.log_std_head = linear(width, num_actions, scale=0.01, bias=log_std_init, rngs=rngs)
         else:
             self.log_std = nnx.Param(jnp.full(num_actions, log_std_init))
 
@@ -88,7 +89,7 @@ class GaussianPolicy(nnx.Module):
         features = self.trunk(observations)
         mean = self.mean(features)
         if self.state_dependent:
-            return mean, jnp.clip(self.log_std(features), *LOG_STD_RANGE)
+            return mean, jnp.clip(self.log_std_head(features), *LOG_STD_RANGE)
         return mean, jnp.broadcast_to(self.log_std[...], mean.shape)
 
 
@@ -104,7 +105,7 @@ class Value(nnx.Module):
 
 
 class Table(nnx.Module):
-    """One row of numbers per state, all 0 at first: one-hot observations [..., S] to rows [..., K]."""
+    """One row of numbers per state, 0 at first: one-hot observations [..., S] to rows [..., K]."""
 
     def __init__(self, num_states: int, num_columns: int):
         self.rows = nnx.Param(jnp.zeros((num_states, num_columns)))

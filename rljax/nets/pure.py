@@ -11,14 +11,15 @@ from rljax.types import Key, Net, Params
 def pure(make_module: Callable[[nnx.Rngs], nnx.Module]) -> Net:
     """Splits a module once and runs it as `Net(init, apply)`.
 
-    The module may hold parameters only: no batch statistics, no dropout state. Whatever else changes during
-    a run belongs to the run's state, where checkpoints and vmap see it.
+    The module may hold parameters only: no batch statistics, no dropout state. Whatever else
+    changes during a run belongs to the run's state, where checkpoints and vmap see it.
 
     Args:
       make_module: builds the module from its random streams.
 
     Returns:
-      `init(key)` gives the parameters as nested dicts of arrays; `apply(params, *inputs)` calls the module.
+      `init(key)` gives the parameters as nested dicts of arrays; `apply(params, *inputs)` calls
+      the module.
 
     >>> net = pure(lambda rngs: nnx.Linear(3, 2, rngs=rngs))
     >>> params = net.init(jax.random.key(0))
