@@ -15,7 +15,7 @@ Here they look alike: `next_observation` is the last one, `observation` the one 
 import difflib
 import functools
 import importlib
-import multiprocessing
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +29,8 @@ from rljax.envs.snapshot import Snapshot
 from rljax.types import Box, Discrete, EnvSpec, HostVectorEnv, PyTree, Transition
 
 MODES = {mode.name.lower(): mode for mode in AutoresetMode}
+# Of worker processes. Not "fork", which is unsafe once JAX has started its threads.
+START_METHOD = "spawn" if sys.platform == "win32" else "forkserver"
 
 
 def make_host(
@@ -71,7 +73,7 @@ def make_host(
         if vectorization == "sync":
             vector_env = SyncVectorEnv([make_one] * num_envs, **kwargs)
         else:
-            vector_env = AsyncVectorEnv([make_one] * num_envs, context=_start_method(), **kwargs)
+            vector_env = AsyncVectorEnv([make_one] * num_envs, context=START_METHOD, **kwargs)
     except (gymnasium.error.Error, ImportError, TypeError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         if "mujoco" in reason.lower():
@@ -204,15 +206,6 @@ def env_seeds(seed: int, num_envs: int) -> list[int]:
 def _make_one(name: str, options: dict[str, Any]) -> Snapshot:
     with quiet_models(name):
         return Snapshot(gymnasium.make(name, disable_env_checker=True, **options))
-
-
-def _start_method() -> str:
-    """Not "fork", which is unsafe once JAX has started its threads."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return "spawn"
-    # Imported once by the server instead of by the process of every environment.
-    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
-    return "forkserver"
 
 
 def _check_name(name: str) -> None:
