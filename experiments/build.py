@@ -68,14 +68,16 @@ def build(config: Config) -> Run:
 
 
 def make_algo(config: Config, spec: EnvSpec, num_updates: int) -> Algo:
-    names = [module.name for module in pkgutil.iter_modules(rljax.algos.__path__)]
     name = config.algo.name
-    module = importlib.import_module(f"rljax.algos.{name}") if name in names else None
-    if not hasattr(module, "make"):
-        allowed = [n for n in names if hasattr(importlib.import_module(f"rljax.algos.{n}"), "make")]
-        raise ValueError(f"config.algo.name is {name!r}: allowed are {', '.join(allowed)}")
+    modules = {
+        module.name: importlib.import_module(f"rljax.algos.{module.name}")
+        for module in pkgutil.iter_modules(rljax.algos.__path__)
+    }
+    makers = {key: module.make for key, module in modules.items() if hasattr(module, "make")}
+    if name not in makers:
+        raise ValueError(f"config.algo.name is {name!r}: allowed are {', '.join(makers)}")
     try:
-        return module.make(config, spec, num_updates=num_updates)
+        return makers[name](config, spec, num_updates=num_updates)
     except AttributeError as error:  # a field of another algorithm's config
         raise ValueError(f"config for {name}: missing field {error}") from error
 

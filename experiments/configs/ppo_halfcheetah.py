@@ -15,7 +15,6 @@ def get_config(variant: str = "") -> Config:
     config.algo.minibatches = 32
     config.optimizer.learning_rate = 3e-4
     config.optimizer.anneal = True
-    config.optimizer.max_grad_norm = 0.5
     config.optimizer.eps = 1e-5
     config.normalize_observations = True
     config.env.num_envs = 8
