@@ -72,7 +72,7 @@ def evaluate_host(
 
 
 def summarize(returns: PyTree, lengths: PyTree) -> dict[str, np.ndarray]:
-    """Mean, std (ddof 0), min and max of the returns, mean length and count, over the last axis."""
+    """[S, N] to [S]: mean, std (ddof 0), min and max of the returns, mean length, count."""
     returns, lengths = np.asarray(returns, np.float64), np.asarray(lengths, np.float64)
     return {
         "eval/return_mean": returns.mean(-1),
@@ -84,4 +84,4 @@ def summarize(returns: PyTree, lengths: PyTree) -> dict[str, np.ndarray]:
     }
 
 
-EVAL_METRICS = tuple(summarize(np.zeros(1), np.zeros(1)))
+EVAL_METRICS = tuple(summarize(np.zeros((1, 1)), np.zeros((1, 1))))

@@ -1,0 +1,40 @@
+"""What the README promises: its example runs, its commands and paths exist."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_both_commands_stand_in_the_first_ten_lines():
+    head = "\n".join(README.splitlines()[:10])
+    assert "make demo" in head
+    assert "make test" in head
+
+
+def test_the_library_example_trains():
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(example.strip().splitlines()) <= 11  # ten and a blank line
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(example, "README.md", "exec"), {})
+    entropy, returned = re.findall(r"\[([0-9.]+)\]", printed.getvalue())
+    assert 0 < float(entropy) < 0.7  # below ln 2, that of the first policy
+    assert float(returned) > 100  # a random policy gets 22
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"experiments/configs/\w+\.py", README))))
+def test_every_config_exists(path):
+    assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize(
+    "path", sorted(set(re.findall(r"`((?:rljax|experiments|notebooks)/[\w/.]*)`", README)))
+)
+def test_the_map_points_to_something(path):
+    assert (ROOT / path).exists()
