@@ -23,8 +23,7 @@ def _log_softmax(
     top = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
     shifted = logits - jnp.where(top == -jnp.inf, 0.0, top)
     live = shifted != -jnp.inf  # a NaN counts as live, so that it shows in the result
-    shifted = jnp.where(live, shifted, 0.0)
-    total = jnp.sum(jnp.where(live, jnp.exp(shifted), 0.0), axis=-1, keepdims=True)
+    total = jnp.sum(jnp.exp(shifted), axis=-1, keepdims=True)  # exp and its slope are 0 at -inf
     log_probs = shifted - jnp.log(jnp.where(total == 0, 1.0, total))
     return jnp.where(live, log_probs, 0.0), live
 
@@ -123,9 +122,8 @@ def categorical_kl(
     log_p, live_p = _log_softmax(logits_p)
     log_q, live_q = _log_softmax(logits_q)
     p = jnp.where(live_p, jnp.exp(log_p), 0.0)
-    terms = jnp.where(live_p & live_q, p * (log_p - log_q), 0.0)
     impossible = jnp.any((p > 0) & ~live_q, axis=-1)
-    return jnp.where(impossible, jnp.inf, jnp.sum(terms, axis=-1))
+    return jnp.where(impossible, jnp.inf, jnp.sum(p * (log_p - log_q), axis=-1))
 
 
 def categorical_sample(key: Key, logits: Real[ArrayLike, "*S A"]) -> Int[Array, "*S"]:

@@ -110,8 +110,7 @@ def conjugate_gradient(
         return _float32(result)
 
     def unsolved(s: _Search) -> Array:
-        left = (s.squared_norm > 0) & (jnp.sqrt(s.squared_norm) > tolerance)
-        return left & ~s.stuck & (s.iteration < iterations)
+        return (jnp.sqrt(s.squared_norm) > tolerance) & ~s.stuck & (s.iteration < iterations)
 
     def improve(s: _Search) -> _Search:
         curved = product(s.direction)

@@ -46,29 +46,36 @@ def test_masked_actions_by_hand():
     np.testing.assert_allclose(log_probs, [-0.2014132780, -INF, -1.7014132780], rtol=1e-6)
 
 
-@pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
-def test_values_and_gradients_against_float64(scale):
-    logits, other = random_logits(1, scale), random_logits(2, scale)
+def test_values_and_gradients_against_float64():
     actions = np.array([0, 3, 1, 2, 3])
-    p, q = probabilities(logits), probabilities(other)
-    entropy = -np.sum(p * np.log(p), axis=-1)
-    kl = np.sum(p * np.log(p / q), axis=-1)
-    close = {"rtol": 2e-5, "atol": 1e-6 * scale}
 
-    log_probs = categorical_log_prob(logits, actions)
-    np.testing.assert_allclose(log_probs, np.log(p)[np.arange(5), actions], **close)
-    np.testing.assert_allclose(categorical_entropy(logits), entropy, **close)
-    np.testing.assert_allclose(categorical_kl(logits, other), kl, **close)
+    @jax.jit
+    def values_and_gradients(logits, other):
+        return (
+            (categorical_log_prob(logits, actions), categorical_entropy(logits)),
+            categorical_kl(logits, other),
+            grad_of_sum(lambda z: categorical_log_prob(z, actions))(logits),
+            grad_of_sum(categorical_entropy)(logits),
+            grad_of_sum(lambda z: categorical_kl(z, other))(logits),
+            grad_of_sum(lambda z: categorical_kl(logits, z))(other),
+        )
 
-    # d log p_a/dz_i = [i = a] - p_i; dKL/dz^p_i = p_i (log p_i/q_i - KL); dKL/dz^q_i = q_i - p_i.
-    gradient = grad_of_sum(lambda z: categorical_log_prob(z, actions))(logits)
-    np.testing.assert_allclose(gradient, np.eye(4)[actions] - p, **close)
-    gradient = grad_of_sum(categorical_entropy)(logits)
-    np.testing.assert_allclose(gradient, -p * (np.log(p) + entropy[:, None]), **close)
-    gradient = grad_of_sum(lambda z: categorical_kl(z, other))(logits)
-    np.testing.assert_allclose(gradient, p * (np.log(p / q) - kl[:, None]), **close)
-    gradient = grad_of_sum(lambda z: categorical_kl(logits, z))(other)
-    np.testing.assert_allclose(gradient, q - p, **close)
+    for scale in (0.1, 1.0, 10.0):
+        logits, other = random_logits(1, scale), random_logits(2, scale)
+        p, q = probabilities(logits), probabilities(other)
+        log_prob = np.log(p)[np.arange(5), actions]
+        entropy = -np.sum(p * np.log(p), axis=-1)
+        kl = np.sum(p * np.log(p / q), axis=-1)
+        expected = (
+            (log_prob, entropy),
+            kl,
+            np.eye(4)[actions] - p,  # d log p_a/dz_i = [i = a] - p_i
+            -p * (np.log(p) + entropy[:, None]),  # dH/dz_i = -p_i (log p_i + H)
+            p * (np.log(p / q) - kl[:, None]),  # dKL/dz_i = p_i (log p_i/q_i - KL) on p's side
+            q - p,  # and q_i - p_i on q's
+        )
+        for actual, exact in zip(values_and_gradients(logits, other), expected):
+            np.testing.assert_allclose(actual, exact, rtol=2e-5, atol=1e-6 * max(scale, 1))
 
 
 def test_masking_equals_leaving_the_actions_out():

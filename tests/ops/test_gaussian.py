@@ -74,13 +74,14 @@ def test_integrals_over_the_line(mean, log_std):
 
 
 def test_a_small_kl_keeps_its_digits():
-    # δ = log σ_p/σ_q: KL = (e^2δ - 1 - 2δ)/2 = δ² + 2δ³/3 ...; a mean 1e-3 σ away gives 5e-7.
-    delta = 2.0**-10
-    one = jnp.ones(1)
+    # δ = log σ_p/σ_q: KL = (e^2δ - 1 - 2δ)/2 = δ² + 2δ³/3 + δ⁴/3 ...; a mean 1e-3 σ away: 5e-7.
+    deltas = np.linspace(5e-4, 2e-3, 20, dtype=np.float32)[:, None]
+    delta = deltas[:, 0].astype(np.float64)
     expected = delta**2 + 2 * delta**3 / 3 + delta**4 / 3
-    np.testing.assert_allclose(gaussian_kl(one, delta, one, 0.0), expected, rtol=1e-3)
+    one = jnp.ones((20, 1))
+    np.testing.assert_allclose(gaussian_kl(one, deltas, one, 0.0), expected, rtol=1e-3)
     np.testing.assert_allclose(gaussian_kl(one * 0.0, 0.0, one * 1e-3, 0.0), 5e-7, rtol=1e-5)
-    assert gaussian_kl(one, 0.37, one, 0.37) == 0
+    np.testing.assert_array_equal(gaussian_kl(one, 0.37, one, 0.37), 0.0)
 
 
 def test_gradients_by_formula():
@@ -184,10 +185,10 @@ def test_squashed_sample_stays_in_the_box_and_finite(key):
 
 
 def test_log_prob_of_a_sample_survives_a_tiny_deviation(key):
-    # σ = e^-20 is below the rounding of μ = 0.1, so u - μ is rounding. On average
-    # log p = -½ + 20 - ½ log 2π - log(1 - tanh² 0.1); the standard error of 4,000 is 0.011.
-    _, log_probs = tanh_gaussian_sample_and_log_prob(key, jnp.full((4000, 1), 0.1), -20.0)
-    expected = -0.5 + 20 - 0.5 * math.log(2 * math.pi) - log_one_minus_tanh2(0.1)
+    # σ = e^-20 is far below the rounding of μ = 1: u = μ, and z = (u - μ)/σ would always be 0. On
+    # average log p = -½ + 20 - ½ log 2π - log(1 - tanh² 1); the standard error of 4,000 is 0.011.
+    _, log_probs = tanh_gaussian_sample_and_log_prob(key, jnp.full((4000, 1), 1.0), -20.0)
+    expected = -0.5 + 20 - 0.5 * math.log(2 * math.pi) - log_one_minus_tanh2(1.0)
     np.testing.assert_allclose(np.mean(np.asarray(log_probs, float)), expected, atol=0.08)
 
 

@@ -102,7 +102,7 @@ def test_stops_at_the_tolerance():
     assert solve(np.diag([1.0, 3.0]), [1.0, 1.0], tolerance=exact)[0].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("tolerance", [1e-10, 0.0])
+@pytest.mark.parametrize("tolerance", [1e-10, 0.0, -1.0])
 def test_never_nan(tolerance):
     rng = np.random.default_rng(4)
     cases = {  # matrix, b, exact solution if there is one
