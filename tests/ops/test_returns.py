@@ -92,11 +92,8 @@ def test_gae_equals_its_definition(shape):
         np.testing.assert_allclose(advantages, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("garbage", [NAN, INF, -INF])
-def test_what_follows_a_terminal_step_changes_neither_values_nor_gradients(garbage):
+def test_what_follows_a_terminal_step_changes_neither_values_nor_gradients():
     rewards, values, next_values, terminated, truncated = episodes(7, (9, 4))
-    poisoned = np.where(terminated, garbage, next_values)
-    clean = np.where(terminated, 0.0, next_values)
     discounts = np.where(terminated, 0.0, 0.9)
     lambdas = np.where(truncated, 0.0, 0.8)
 
@@ -108,11 +105,14 @@ def test_what_follows_a_terminal_step_changes_neither_values_nor_gradients(garba
 
     for function in (advantages, returns):
         gradient = jax.jit(jax.grad(lambda x, f=function: jnp.sum(jnp.sin(f(x)))))
-        np.testing.assert_array_equal(function(poisoned), function(clean))
-        grad = np.asarray(gradient(jnp.float32(poisoned)))
-        np.testing.assert_array_equal(grad[terminated], 0.0)
-        np.testing.assert_array_equal(grad, gradient(jnp.float32(clean)))
-        assert (grad[~terminated] != 0).all()
+        clean = np.where(terminated, 0.0, next_values).astype(np.float32)
+        for garbage in (NAN, INF, -INF, 1e30):
+            poisoned = np.where(terminated, garbage, next_values).astype(np.float32)
+            np.testing.assert_array_equal(function(poisoned), function(clean))
+            grad = np.asarray(gradient(poisoned))
+            np.testing.assert_array_equal(grad[terminated], 0.0)
+            np.testing.assert_array_equal(grad, gradient(clean))
+            assert (grad[~terminated] != 0).all()
 
 
 def test_nan_in_one_episode_stays_there():
@@ -212,17 +212,16 @@ def test_a_zero_discount_shuts_out_garbage_but_has_a_gradient():
     np.testing.assert_allclose(grad(jnp.array([0.5, 0.0])), [1.0, 3.5])
 
 
-@pytest.mark.parametrize("lambda_", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_lambda_returns_mix_the_n_step_returns(shape, lambda_):
+def test_lambda_returns_mix_the_n_step_returns(shape):
     discount = 0.9
-    for seed in range(4):
+    for seed, lambda_ in enumerate([0.0, 0.0, 0.4, 0.4, 0.8, 1.0, 1.0]):
         rewards, _, next_values, terminated, truncated = episodes(seed, shape)
         returns = lambda_returns(
             rewards,
             np.where(terminated, 0.0, discount),
             next_values,
-            lambda_=np.where(truncated, 0.0, lambda_) if truncated.any() else lambda_,
+            lambda_=np.where(truncated, 0.0, lambda_),
         )
         (r, v, term, trunc), _ = columns(rewards, next_values, terminated, truncated)
         expected = np.zeros(r.shape)
@@ -311,7 +310,7 @@ def test_n_step_by_hand():
     np.testing.assert_array_equal(lasts, [1, 1, 3, 3, 4])
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 50])
+@pytest.mark.parametrize("n", [1, 3, 50])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_n_step_equals_a_walk(shape, n):
     for seed, discount in enumerate([0.0, 0.5, 0.99, 1.0]):
@@ -332,43 +331,48 @@ def test_one_step_targets_are_the_td_targets():
 
 def test_jit_equals_eager():
     inputs = [np.float32(x) for x in episodes(4, (5, 2))]
-    rates = {"discount": 0.9, "lambda_": 0.8}
     rewards, _, _, terminated, truncated = inputs
-    pairs = [
-        (gae(*inputs, **rates), ops.gae(*inputs, **rates)),
-        (token_gae(*inputs[:3], **rates), ops.token_gae(*inputs[:3], **rates)),
-        (
-            n_step(rewards, terminated, truncated, discount=0.9, n=2),
-            ops.n_step(rewards, terminated, truncated, discount=0.9, n=2),
-        ),
-    ]
-    for jitted, eager in pairs:
+    for function, arguments, options in [
+        ("gae", inputs, {"discount": 0.9, "lambda_": 0.8}),
+        ("n_step", (rewards, terminated, truncated), {"discount": 0.9, "n": 2}),
+    ]:
+        eager = getattr(ops, function)(*arguments, **options)
+        jitted = globals()[function](*arguments, **options)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), jitted, eager)
 
 
-def test_flags_and_dtypes_of_any_kind():
-    rewards, values, next_values, terminated, truncated = episodes(4, (5, 2))
-    expected = gae(rewards, values, next_values, terminated, truncated, discount=1, lambda_=1)
-    for dtype in (np.int32, np.uint8, np.float32, jnp.bfloat16):
-        flags = jnp.asarray(terminated).astype(dtype), jnp.asarray(truncated).astype(dtype)
-        got = gae(rewards, values, next_values, *flags, discount=1, lambda_=1)
-        np.testing.assert_array_equal(got, expected)
-        sums = n_step(rewards, *flags, discount=0.9, n=2)
-        plain = n_step(rewards, terminated, truncated, discount=0.9, n=2)
-        jax.tree.map(np.testing.assert_array_equal, sums, plain)
+@pytest.mark.parametrize("dtype", [np.int32, np.float32, jnp.bfloat16])
+def test_flags_of_any_dtype(dtype):
+    @jax.jit
+    def everything(rewards, values, next_values, terminated, truncated):
+        return (
+            ops.gae(rewards, values, next_values, terminated, truncated, discount=1, lambda_=1),
+            ops.token_gae(rewards, values, terminated, discount=1, lambda_=1),
+            ops.n_step(rewards, terminated, truncated, discount=0.9, n=2),
+        )
 
-    half = [jnp.asarray(x, jnp.bfloat16) for x in (rewards, values, next_values)]
-    flags, rates = (terminated, truncated), {"discount": 0.9, "lambda_": 0.8}
+    *numbers, terminated, truncated = episodes(4, (5, 2))
+    flags = jnp.asarray(terminated).astype(dtype), jnp.asarray(truncated).astype(dtype)
+    expected, got = everything(*numbers, terminated, truncated), everything(*numbers, *flags)
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+
+
+def test_bfloat16_and_whole_numbers_in_float32_out():
+    *numbers, terminated, truncated = episodes(4, (5, 2))
+    half = [jnp.asarray(x, jnp.bfloat16) for x in numbers]
     wide = [x.astype(jnp.float32) for x in half]
+    flags, rates = (terminated, truncated), {"discount": 0.9, "lambda_": 0.8}
     np.testing.assert_array_equal(gae(*half, *flags, **rates), gae(*wide, *flags, **rates))
-    assert token_gae(half[0], half[1], terminated, **rates).dtype == jnp.float32
-    assert lambda_returns(*half, lambda_=0.5).dtype == jnp.float32
-    assert discounted_returns(half[0], half[1], half[2][0]).dtype == jnp.float32
-    assert n_step(half[0], *flags, discount=0.9, n=2)[0].dtype == jnp.float32
-    # Whole numbers as rewards, as some environments give.
-    np.testing.assert_array_equal(
-        discounted_returns(np.ones(2, int), np.ones(2), np.ones(())), [3, 2]
-    )
+    shapes = [
+        jax.eval_shape(lambda x: token_gae(x, x, terminated, **rates), half[0]),
+        jax.eval_shape(lambda x: lambda_returns(x, x, x, lambda_=0.5), half[0]),
+        jax.eval_shape(lambda x: discounted_returns(x, x, x[0]), half[0]),
+        jax.eval_shape(lambda x: n_step(x, *flags, discount=0.9, n=2)[0], half[0]),
+    ]
+    assert {(x.shape, x.dtype) for x in shapes} == {((5, 2), jnp.dtype(jnp.float32))}
+    # Whole numbers as rewards, as some environments give: 1 + (1 + 1), 1 + 1.
+    rewards = np.ones(2, int)
+    np.testing.assert_array_equal(discounted_returns(rewards, np.ones(2), np.ones(())), [3, 2])
 
 
 @pytest.mark.errors
