@@ -22,14 +22,16 @@ def shuffled_minibatches(key: Key, batch: PyTree, *, num_minibatches: int) -> Py
       The same tree with the first axis split in two.
 
     Raises:
-      ValueError: if N is not divisible by `num_minibatches`.
+      ValueError: if N is not divisible by `num_minibatches`, or the first axes differ.
 
     >>> parts = shuffled_minibatches(jax.random.key(0), {"x": jnp.arange(6)}, num_minibatches=2)
     >>> parts["x"].shape
     (2, 3)
     """
-    size = jax.tree.leaves(batch)[0].shape[0]
-    if size % num_minibatches:
+    size, *others = (x.shape[0] for x in jax.tree.leaves(batch))
+    if any(other != size for other in others):
+        raise ValueError(f"the leaves of a batch have {size} and {others} rows: they must agree")
+    if num_minibatches < 1 or size % num_minibatches:
         raise ValueError(
             f"a batch of {size} cannot be split into {num_minibatches} equal minibatches"
         )

@@ -65,7 +65,10 @@ def collect(
 
 
 def make_rollout(
-    observations: Array, actions: Array, log_probs: Array, transitions: Transition
+    observations: Array | np.ndarray,
+    actions: Array | np.ndarray,
+    log_probs: Array | np.ndarray,
+    transitions: Transition,
 ) -> Rollout:
     return Rollout(
         observations=observations,
@@ -87,7 +90,7 @@ def episode_sums(rollout: Rollout) -> Metrics:
     Sums rather than means: a rollout without an ended episode adds nothing, and the sums of several
     rollouts give the exact mean over their episodes.
     """
-    done = rollout.terminated | rollout.truncated
+    done = (rollout.terminated | rollout.truncated) & rollout.mask
     return {
         "episode/count": jnp.sum(done, dtype=jnp.float32),
         "episode/return_sum": jnp.sum(jnp.where(done, rollout.episode_returns, 0.0)),
