@@ -1,6 +1,7 @@
 """Acting in environments for T steps: `unroll` inside jit, `collect` with a host environment."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,11 +66,8 @@ def collect(
 
 
 def make_rollout(
-    observations: Array | np.ndarray,
-    actions: Array | np.ndarray,
-    log_probs: Array | np.ndarray,
-    transitions: Transition,
-) -> Rollout:
+    observations: Any, actions: Any, log_probs: Any, transitions: Transition
+) -> Rollout:  # of JAX's arrays or of NumPy's
     return Rollout(
         observations=observations,
         actions=actions,
