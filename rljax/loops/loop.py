@@ -9,8 +9,6 @@ import numpy as np
 
 from rljax.types import Key, PyTree
 
-ENV, ALGO, EVAL = 0, 1, 2  # streams of the run's key
-
 
 class RunState(NamedTuple):
     """All there is of a run. With host environments `env` is empty: they keep it themselves."""
@@ -18,7 +16,7 @@ class RunState(NamedTuple):
     algo: PyTree
     env: PyTree
     observation: Any  # [B, ...] to act on next; NumPy's for host environments
-    key: Key  # never changes; update u draws from fold_in(key, u)
+    key: Key  # never changes; update u draws from `update_keys(key, u)`
     step: Any  # int32 []: updates done
 
 
@@ -46,6 +44,18 @@ def seed_keys(seed: int, num_seeds: int) -> Key:
     """One key, or [S] keys, of seed, seed + 1, ..."""
     keys = jax.vmap(jax.random.key)(jnp.arange(seed, seed + num_seeds, dtype=jnp.uint32))
     return keys if num_seeds > 1 else keys[0]
+
+
+def first_keys(key: Key) -> tuple[Key, Key, Key]:
+    """From the key of a run's seed: for its environments, for its algorithm, and for its state."""
+    env_key, algo_key, run_key = jax.random.split(key, 3)
+    return env_key, algo_key, run_key
+
+
+def update_keys(key: Key, step: Any) -> tuple[Key, Key, Key]:
+    """For update `step` of a run: to act, to update, and for an evaluation just before it."""
+    act_key, update_key, eval_key = jax.random.split(jax.random.fold_in(key, step), 3)
+    return act_key, update_key, eval_key
 
 
 def check_updates(num_updates: int, max_updates: int) -> None:

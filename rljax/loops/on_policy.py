@@ -14,7 +14,7 @@ from rljax import sharding
 from rljax.data.rollout import episode_sums, unroll
 from rljax.envs.vector import vectorize
 from rljax.loops.evaluate import evaluate, summarize
-from rljax.loops.loop import ALGO, ENV, EVAL, Loop, RunState, check_updates, seed_keys
+from rljax.loops.loop import Loop, RunState, check_updates, first_keys, seed_keys, update_keys
 from rljax.types import Algo, Array, Env, Key, Metrics
 
 
@@ -53,12 +53,12 @@ def jax_loop(
     vmap = jax.vmap if num_seeds > 1 else lambda f: f
 
     def init_one(key: Key) -> RunState:
-        env_state, observation = envs.reset(jax.random.fold_in(key, ENV))
-        algo_state = algo.init(jax.random.fold_in(key, ALGO))
-        return RunState(algo_state, env_state, observation, key, jnp.int32(0))
+        env_key, algo_key, run_key = first_keys(key)
+        env_state, observation = envs.reset(env_key)
+        return RunState(algo.init(algo_key), env_state, observation, run_key, jnp.int32(0))
 
     def update_one(state: RunState) -> tuple[RunState, Metrics]:
-        act_key, update_key = jax.random.split(jax.random.fold_in(state.key, state.step))
+        act_key, update_key, _ = update_keys(state.key, state.step)
         env_state, observation, rollout = unroll(
             act_key,
             envs,
@@ -72,8 +72,8 @@ def jax_loop(
         return state, {**metrics, **episode_sums(rollout)}
 
     def evaluate_one(state: RunState) -> tuple[Array, Array]:
-        key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), EVAL)
-        return evaluate(key, env, partial(algo.act_greedy, state.algo), episodes=eval_episodes)
+        _, _, eval_key = update_keys(state.key, state.step)
+        return evaluate(eval_key, env, partial(algo.act_greedy, state.algo), episodes=eval_episodes)
 
     keys = seed_keys(seed, num_seeds)
     state_shapes = jax.eval_shape(vmap(init_one), keys)

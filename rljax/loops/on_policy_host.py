@@ -9,8 +9,10 @@ import numpy as np
 
 from rljax.data.rollout import collect, episode_sums
 from rljax.loops.evaluate import evaluate_host, summarize
-from rljax.loops.loop import ALGO, ENV, EVAL, Loop, RunState, check_updates, seed_keys
+from rljax.loops.loop import Loop, RunState, check_updates, first_keys, seed_keys, update_keys
 from rljax.types import Algo, Array, Discrete, HostVectorEnv, Key, Metrics, PyTree, Rollout
+
+TRAIN, EVAL = 0, 1  # streams of the environments' seeds
 
 
 def host_loop(
@@ -36,15 +38,16 @@ def host_loop(
     keys = seed_keys(seed, num_seeds)
     batched = num_seeds > 1
 
-    def init_one(key: Key) -> PyTree:
-        return algo.init(jax.random.fold_in(key, ALGO))
+    def init_one(key: Key) -> tuple[PyTree, Key]:
+        _, algo_key, run_key = first_keys(key)
+        return algo.init(algo_key), run_key
 
     def act_one(algo_state: PyTree, key: Key, step: Array, t: Array, observation: Array):
-        act_key, _ = jax.random.split(jax.random.fold_in(key, step))
+        act_key, _, _ = update_keys(key, step)
         return algo.act(jax.random.fold_in(act_key, t), algo_state, observation)
 
     def update_one(algo_state: PyTree, key: Key, step: Array, rollout: Rollout):
-        _, update_key = jax.random.split(jax.random.fold_in(key, step))
+        _, update_key, _ = update_keys(key, step)
         algo_state, metrics = algo.update(update_key, algo_state, rollout)
         return algo_state, {**metrics, **episode_sums(rollout)}
 
@@ -65,11 +68,11 @@ def host_loop(
         x = np.asarray(x)
         return x.reshape(-1, *x.shape[2:]) if batched else x
 
-    algo_shapes = jax.eval_shape(init_jit, keys)
+    algo_shapes, run_keys = jax.eval_shape(init_jit, keys)
     metric_shapes = jax.eval_shape(
         vmap(update_one, (0, 0, None, 1)),
         algo_shapes,
-        keys,
+        run_keys,
         jnp.int32(0),
         jax.eval_shape(
             lambda x: jax.tree.map(lambda y: split_seeds(y, axis=1), x),
@@ -78,9 +81,12 @@ def host_loop(
     )[1]
     metric_names = tuple(metric_shapes)
 
+    def first_observation() -> np.ndarray:
+        return env.reset(host_seeds(seeds, 0, TRAIN, num_envs))
+
     def init() -> RunState:
-        observation = env.reset(host_seeds(seeds, 0, ENV, num_envs))
-        return RunState(init_jit(keys), (), observation, keys, jnp.int32(0))
+        algo_state, run_keys = init_jit(keys)
+        return RunState(algo_state, (), first_observation(), run_keys, jnp.int32(0))
 
     def advance_one(state: RunState) -> tuple[RunState, Metrics]:
         def act(t: int, observation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -117,9 +123,9 @@ def host_loop(
         return saved._replace(env=())
 
     def template() -> RunState:
-        observation = env.reset(host_seeds(seeds, 0, ENV, num_envs))
+        observation = first_observation()
         step = jax.ShapeDtypeStruct((), jnp.int32)
-        return RunState(algo_shapes, env.snapshot(), observation, keys, step)
+        return RunState(algo_shapes, env.snapshot(), observation, run_keys, step)
 
     return Loop(
         init=init,
