@@ -117,7 +117,7 @@ def vpg_weights(
         terminated |= absent
     rewards = keep(rewards, mask)
     values = keep(jnp.zeros_like(rewards) if values is None else values, mask)
-    next_values = keep(jnp.zeros_like(rewards) if next_values is None else next_values, ~terminated)
+    next_values = jnp.zeros_like(rewards) if next_values is None else next_values
 
     if kind == "advantage":
         return gae(

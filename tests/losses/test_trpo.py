@@ -222,6 +222,13 @@ def test_a_failed_step_returns_params_bit_for_bit(objective_fn, kl_fn):
         assert metrics[name] == 0.0
 
 
+def test_metrics_are_finite_where_the_gradient_is_zero():
+    _, metrics = trpo_step(lambda p: jnp.float32(3.0), quadratic, START, **SETTINGS)
+    for name, x in metrics.items():
+        assert np.isfinite(x), name
+    assert metrics["trpo/cg_residual"] == metrics["grad/norm"] == 0.0
+
+
 START = {"w": jnp.array([-0.0, 1e-40, 3.3333333]), "b": jnp.array([0.1, -7.7], jnp.bfloat16)}
 
 
