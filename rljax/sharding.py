@@ -22,8 +22,8 @@ def make_mesh(num_devices: int = 0, *, devices: Sequence[Any] | None = None) -> 
     Raises:
       ValueError: if there are fewer devices than asked for.
 
-    >>> make_mesh(1).shape
-    OrderedDict({'data': 1})
+    >>> make_mesh(1).shape["data"]
+    1
     """
     devices = jax.devices() if devices is None else list(devices)
     if not 0 <= num_devices <= len(devices):

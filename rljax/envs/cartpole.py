@@ -36,7 +36,7 @@ def make() -> Env:
 
     >>> env = make()
     >>> state, observation = env.reset(jax.random.key(0))
-    >>> state, step = env.step(jax.random.key(1), state, 1)
+    >>> state, step = env.step(jax.random.key(1), state, jnp.int32(1))
     >>> float(step.reward), bool(step.terminated)
     (1.0, False)
     """

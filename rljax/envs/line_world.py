@@ -31,7 +31,7 @@ def make() -> Env:
 
     >>> env = make()
     >>> state, observation = env.reset(jax.random.key(0))
-    >>> state, step = env.step(jax.random.key(1), state, 2)
+    >>> state, step = env.step(jax.random.key(1), state, jnp.int32(2))
     >>> float(step.reward)
     -5.0
     """
