@@ -1,31 +1,45 @@
 """From a config to a run: checks it, then puts environment, algorithm and loop together."""
 
 import importlib
-import math
 import pkgutil
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
 
 import rljax.algos
+from experiments.configs import defaults
 from experiments.configs.defaults import Config
 from rljax import envs
 from rljax.loops.loop import Loop
 from rljax.loops.on_policy import jax_loop
 from rljax.loops.on_policy_host import host_loop
-from rljax.types import Algo, EnvSpec
+from rljax.nets.actor_critic import check_choice
+from rljax.types import Algo
 
 BACKENDS = ("jax", "gymnasium")
-POSITIVE = (
-    "num_seeds",
-    "total_steps",
-    "unroll_length",
-    "log_interval",
-    "eval_interval",
-    "eval_episodes",
-    "checkpoint_interval",
-    "keep_checkpoints",
-    "env.num_envs",
-)
+RANGES = {  # of the numbers in a config; None is allowed where the config had it at first
+    "[1, inf)": (
+        *("num_seeds", "unroll_length", "env.num_envs", "log_interval"),
+        *("eval_interval", "eval_episodes", "checkpoint_interval", "keep_checkpoints"),
+        *("algo.epochs", "algo.minibatches", "algo.value_iterations"),
+        *("algo.cg_iterations", "algo.max_backtracks"),
+    ),
+    "[1, 1e12]": ("total_steps",),  # checkpoints are named by 12 digits
+    "[0, inf)": (
+        *("num_devices", "optimizer.learning_rate", "algo.value_learning_rate"),
+        *("algo.entropy_coef", "algo.value_coef", "algo.kl_coef", "algo.damping"),
+    ),
+    "(0, inf)": (
+        *("optimizer.eps", "optimizer.max_grad_norm", "algo.clip", "algo.clip_high"),
+        *("algo.value_clip", "algo.target_kl", "algo.kl_stop_factor", "algo.max_kl"),
+    ),
+    "(1, inf)": ("algo.dual_clip",),
+    "[0, 1]": ("algo.discount", "algo.lambda_"),
+    "(0, 1)": ("algo.backtrack_ratio",),
+    "(-inf, inf)": ("net.log_std_init", "solved_return"),
+}
 
 
 class Run(NamedTuple):
@@ -42,9 +56,17 @@ def build(config: Config) -> Run:
       ValueError: if the config does not make a run; the message names the field and what is
         allowed.
     """
+    makers = find_algos()
+    check_choice("config.algo.name", config.get("algo", {}).get("name"), tuple(makers))
     check(config)
     steps_per_update = config.env.num_envs * config.unroll_length
-    num_updates = math.ceil(config.total_steps / steps_per_update)
+    num_updates = -(-config.total_steps // steps_per_update)
+    if num_updates >= 2**31:
+        raise ValueError(
+            f"config.total_steps is {config.total_steps}: it must be below 2^31 updates of "
+            f"{steps_per_update} steps"
+        )
+    make_algo = partial(makers[config.algo.name], config, num_updates=num_updates)
     settings = dict(
         num_envs=config.env.num_envs,
         unroll_length=config.unroll_length,
@@ -55,39 +77,38 @@ def build(config: Config) -> Run:
     )
     if config.env.backend == "jax":
         env = envs.make(config.env.name)
-        algo = make_algo(config, env.spec, num_updates)
-        return Run(jax_loop(env, algo, num_devices=config.num_devices, **settings), num_updates)
+        loop = jax_loop(env, make_algo(env.spec), num_devices=config.num_devices, **settings)
+        return Run(loop, num_updates)
 
     from rljax.envs.gymnasium import make_host
 
     make_env = partial(make_host, config.env.name, autoreset_mode=config.env.autoreset_mode)
     env = make_env(1)
-    algo = make_algo(config, env.spec, num_updates)
     env.close()
-    return Run(host_loop(make_env, algo, **settings), num_updates)
+    return Run(host_loop(make_env, make_algo(env.spec), **settings), num_updates)
 
 
-def make_algo(config: Config, spec: EnvSpec, num_updates: int) -> Algo:
-    name = config.algo.name
-    modules = {
-        module.name: importlib.import_module(f"rljax.algos.{module.name}")
-        for module in pkgutil.iter_modules(rljax.algos.__path__)
-    }
-    makers = {key: module.make for key, module in modules.items() if hasattr(module, "make")}
-    if name not in makers:
-        raise ValueError(f"config.algo.name is {name!r}: allowed are {', '.join(makers)}")
-    try:
-        return makers[name](config, spec, num_updates=num_updates)
-    except AttributeError as error:  # a field of another algorithm's config
-        raise ValueError(f"config for {name}: missing field {error}") from error
+def find_algos() -> dict[str, Callable[..., Algo]]:
+    """The modules of rljax.algos that make an algorithm, by name."""
+    names = [module.name for module in pkgutil.iter_modules(rljax.algos.__path__)]
+    modules = {name: importlib.import_module(f"rljax.algos.{name}") for name in names}
+    return {name: module.make for name, module in modules.items() if hasattr(module, "make")}
 
 
 def check(config: Config) -> None:
     """What can be said of a config without looking at the environment or the algorithm."""
-    for field in POSITIVE:
-        value = get(config, field)
-        if value < 1:
-            raise ValueError(f"config.{field} is {value}: it must be at least 1")
+    expected = defaults.run("")
+    expected.algo = getattr(defaults, config.algo.name, lambda: config.algo)()
+    check_fields("config", config, expected)
+    for allowed, fields in RANGES.items():
+        for field in fields:
+            check_range(f"config.{field}", get(config, field), allowed)
+    check_choice("config.env.backend", config.env.backend, BACKENDS)
+    if config.env.backend != "jax" and config.num_devices > 1:
+        raise ValueError(
+            f"config.num_devices is {config.num_devices}: with config.env.backend "
+            f"{config.env.backend!r} it must be 1"
+        )
     for field in ("eval_interval", "checkpoint_interval"):
         if config[field] % config.log_interval:
             raise ValueError(
@@ -96,24 +117,47 @@ def check(config: Config) -> None:
             )
     if not 0 <= config.seed < 2**32 - config.num_seeds:
         raise ValueError(f"config.seed is {config.seed}: it must be in 0 ... 2^32 - 1 - num_seeds")
-    if config.env.backend not in BACKENDS:
-        raise ValueError(
-            f"config.env.backend is {config.env.backend!r}: allowed are {', '.join(BACKENDS)}"
-        )
-    for field in ("discount", "lambda_"):
-        value = config.algo.get(field, 1.0)
-        if not 0.0 <= value <= 1.0:
-            raise ValueError(f"config.algo.{field} is {value}: it must be in 0 ... 1")
     batch = config.env.num_envs * config.unroll_length
     minibatches = config.algo.get("minibatches", 1)
-    if minibatches < 1 or batch % minibatches:
+    if batch % minibatches:
         raise ValueError(
             f"a batch of {batch} (config.env.num_envs {config.env.num_envs} x config.unroll_length "
             f"{config.unroll_length}) is not divisible by config.algo.minibatches {minibatches}"
         )
 
 
-def get(config: Config, field: str):
+def check_fields(where: str, config: Config, expected: Config) -> None:
+    """Raises unless the fields have the names and types expected: a misspelt one does nothing."""
+    for name in sorted({*config, *expected}):
+        field = f"{where}.{name}"
+        if name not in config:
+            raise ValueError(f"{field} is missing")
+        if name not in expected:
+            raise ValueError(f"{field} is unknown; {where} has {', '.join(sorted(expected))}")
+        value, like = config[name], expected[name]
+        kind = (int, float) if isinstance(like, float) else type(like)
+        if like is not None and not isinstance(value, kind):
+            raise ValueError(f"{field} is {value!r}: it must be of type {type(like).__name__}")
+        if isinstance(like, ConfigDict):
+            check_fields(field, value, like)
+
+
+def check_range(field: str, value: Any, allowed: str) -> None:
+    """Raises unless `value` is None or a number in the interval, "[0, 1)" say; NaN is in none."""
+    low, high = (float(bound) for bound in allowed[1:-1].split(","))
+    if value is None:
+        return
+    inside = isinstance(value, int | float) and (
+        low < value < high
+        or (value == low and allowed[0] == "[")
+        or (value == high and allowed[-1] == "]")
+    )
+    if not inside:
+        raise ValueError(f"{field} is {value!r}: it must be in {allowed}")
+
+
+def get(config: Config, field: str) -> Any:
+    """The value of "algo.clip", say; None if there is no such field."""
     for name in field.split("."):
-        config = config[name]
+        config = config.get(name) if config else None
     return config

@@ -1,7 +1,7 @@
 """Command line to config: absl flags with ml_collections, and every mistake as one line."""
 
 import difflib
-import sys
+import runpy
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +12,11 @@ USAGE = (
     "usage: python -m experiments.run --config=experiments/configs/NAME.py[:quick] --workdir=DIR "
     "[--config.FIELD=VALUE ...]"
 )
+CONFIGS = Path(__file__).parent / "configs"
+
+
+class HelpWanted(Exception):
+    """The user asked for the usage."""
 
 
 class UsageError(ValueError):
@@ -26,79 +31,77 @@ def parse(argv: Sequence[str]) -> tuple[ConfigDict, Path]:
 
     Raises:
       UsageError: for a flag, field, type or file that is not allowed.
+      HelpWanted: for --help.
     """
-    values = flags.FlagValues()
-    config_flags.DEFINE_config_file("config", flag_values=values)
-    flags.DEFINE_string("workdir", None, "where everything is written", flag_values=values)
-    shared_argv = sys.argv
-    sys.argv = list(argv)  # ml_collections looks for the overrides there
+    if {"-h", "-help", "--help", "--helpshort", "--helpfull"} & {*argv}:
+        raise HelpWanted
+    files = flags.FlagValues()
+    files.set_gnu_getopt(True)  # overrides, unknown as yet, may stand before the two flags
+    for name in ("config", "workdir"):
+        flags.DEFINE_string(name, None, "", flag_values=files)
     try:
+        rest = files(list(argv), known_only=True)
+    except flags.Error as error:
+        raise UsageError(one_line(error)) from error
+    given = files.flag_values_dict()
+    for name in ("config", "workdir"):
+        if not given[name]:
+            raise UsageError(f"--{name} is missing; {USAGE}")
+    return override(load_config(given["config"]), rest), Path(given["workdir"])
+
+
+def load_config(text: str) -> ConfigDict:
+    """What `get_config` of a file returns; `text` is PATH or PATH:VARIANT."""
+    path, *variant = text.split(":", 1)
+    if not Path(path).is_file():
+        names = sorted(file.name for file in CONFIGS.glob("[!_]*_*.py"))
+        raise UsageError(f"no config file {path}; in {CONFIGS} there are {', '.join(names)}")
+    try:
+        config = runpy.run_path(path)["get_config"](*variant)
+    except Exception as error:  # it is the user's program
+        raise UsageError(
+            f"config file {text}: {type(error).__name__}: {one_line(error)}"
+        ) from error
+    if not isinstance(config, ConfigDict):
+        kind = type(config).__name__
+        raise UsageError(f"config file {text}: get_config returned {kind}, not a ConfigDict")
+    return config
+
+
+def override(config: ConfigDict, argv: Sequence[str]) -> ConfigDict:
+    """The config after --config.FIELD=VALUE; nothing else is allowed in `argv`."""
+    values = flags.FlagValues()
+    try:
+        config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=[*argv])
         positional = values(list(argv))[1:]
-        config = values.config
-    except (
-        Exception
-    ) as error:  # the flag libraries raise a dozen kinds, some of them with tracebacks
-        raise UsageError(explain(error, argv)) from error
-    finally:
-        sys.argv = shared_argv
+    except flags.UnrecognizedFlagError as error:
+        allowed = "--config, --config.FIELD and --workdir"
+        raise UsageError(f"unknown flag --{error.flagname}; allowed are {allowed}") from error
+    except Exception as error:  # the flag libraries raise a dozen kinds
+        raise UsageError(unknown_field(config, argv) or one_line(error)) from error
     if positional:
         raise UsageError(f"unexpected argument {positional[0]!r}; {USAGE}")
-    for name in ("config", "workdir"):
-        if not values[name].value:
-            raise UsageError(f"--{name} is missing; {USAGE}")
-    return config, Path(values.workdir)
+    return values.flag_values_dict()["config"]
 
 
-def explain(error: Exception, argv: Sequence[str]) -> str:
-    """One line for an error of the flag libraries."""
-    if isinstance(error, flags.UnrecognizedFlagError):
-        return (
-            f"unknown flag --{error.flagname}; allowed are --config, --config.FIELD and --workdir"
-        )
-    if isinstance(error, AttributeError | KeyError):
-        return unknown_field(argv) or one_line(error)
-    if isinstance(error, OSError):
-        return f"no config file {config_path(argv)}: {last_line(error)}"
-    if isinstance(error, flags.IllegalFlagValueError) and "Traceback" in str(error):
-        return f"config file {config_path(argv)}: {last_line(error)}"
-    return one_line(error)
-
-
-def unknown_field(argv: Sequence[str]) -> str | None:
+def unknown_field(config: ConfigDict, argv: Sequence[str]) -> str | None:
     """Which override names a field that the config does not have, and what the config has there."""
-    bare = [arg for arg in argv if not arg.startswith("--config.")]
-    try:
-        config, _ = parse([*bare, "--workdir=unused"])
-    except UsageError:
-        return None
     for arg in argv:
         if not arg.startswith("--config."):
             continue
         node, path = config, arg.removeprefix("--config.").partition("=")[0].split(".")
         for depth, name in enumerate(path):
-            if not isinstance(node, ConfigDict) or name not in node:
-                allowed = sorted(node) if isinstance(node, ConfigDict) else []
-                near = difflib.get_close_matches(name, allowed, n=1)
-                hint = f", did you mean {near[0]}?" if near else ""
-                where = ".".join(["config", *path[:depth]])
-                return f"{where} has no field {name!r}{hint} Allowed are: {', '.join(allowed)}"
+            where = ".".join(["config", *path[:depth]])
+            if not isinstance(node, ConfigDict):
+                return f"{where} is {node!r}: it has no fields"
+            if name not in node:
+                near = difflib.get_close_matches(name, node, n=1)
+                hint = f" (did you mean {near[0]!r}?)" if near else ""
+                return f"{where} has no field {name!r}{hint}; allowed are {', '.join(sorted(node))}"
             node = node[name]
     return None
-
-
-def config_path(argv: Sequence[str]) -> str:
-    for arg, following in zip(argv, [*argv[1:], ""]):
-        if arg.startswith("--config="):
-            return arg.partition("=")[2]
-        if arg == "--config":
-            return following
-    return ""
 
 
 def one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return text or type(error).__name__
-
-
-def last_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[-1].strip()

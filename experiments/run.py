@@ -3,10 +3,12 @@
 python -m experiments.run --config=experiments/configs/ppo_cartpole.py --workdir=runs/cartpole
 """
 
+import shlex
+import signal
 import sys
 from collections.abc import Sequence
 
-from experiments.cli import one_line, parse
+from experiments.screen import lenient
 
 
 def main(argv: Sequence[str]) -> int:
@@ -16,31 +18,53 @@ def main(argv: Sequence[str]) -> int:
     or written; 130 after Ctrl-C, 143 after SIGTERM, both with everything saved.
     """
     try:
-        config, path = parse(argv)
-        from experiments.build import (
-            build,
-        )  # jax is imported here: wrong flags need not wait for it
-        from experiments.rows import NotFinite
-        from experiments.train import train
-        from rljax.runtime.workdir import open_workdir
-    except ValueError as error:
-        return fail(error, 2)
+        return run(argv)
+    except KeyboardInterrupt as stop:  # before or after the training, which saves what it has
+        print(f"stopped; to continue: python -m experiments.run {shlex.join(argv[1:])}")
+        return 128 + (stop.args[0] if stop.args else signal.SIGINT)
+
+
+def run(argv: Sequence[str]) -> int:
+    """The same, but for a KeyboardInterrupt. Imports late: a wrong flag need not wait for jax."""
+    from experiments.cli import USAGE, HelpWanted, parse
+
     try:
-        run = build(config)
-        with open_workdir(path, config.to_dict()) as workdir:
-            return train(config, run, workdir.path, argv)
+        config, path = parse(argv)
+    except HelpWanted:
+        print(USAGE)
+        return 0
     except ValueError as error:
         return fail(error, 2)
-    except (NotFinite, OSError) as error:
+
+    from jax.errors import JaxRuntimeError
+
+    from experiments.build import build
+    from experiments.rows import NotFinite
+    from experiments.train import train
+    from rljax.runtime.workdir import open_workdir
+
+    try:
+        built = build(config)
+        with open_workdir(path, config.to_dict()) as workdir:
+            return train(config, built, workdir.path, argv)
+    except ValueError as error:
+        return fail(error, 2)
+    except (NotFinite, OSError, MemoryError, JaxRuntimeError) as error:
         return fail(error, 1)
-    except KeyboardInterrupt:
-        return fail(KeyboardInterrupt("interrupted before anything was saved"), 130)
 
 
 def fail(error: BaseException, code: int) -> int:
+    from experiments.cli import one_line
+
     print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
     return code
 
 
+def terminate(number: int, frame: object) -> None:
+    raise KeyboardInterrupt(number)
+
+
 if __name__ == "__main__":
+    sys.stdout, sys.stderr = lenient(sys.stdout), lenient(sys.stderr)
+    signal.signal(signal.SIGTERM, terminate)
     sys.exit(main(sys.argv))

@@ -49,6 +49,9 @@ def train(config: Config, run: Run, workdir: Path, argv: Sequence[str]) -> int:
     checkpoints = Checkpoints(workdir / "checkpoints", keep_last=config.keep_checkpoints, warn=warn)
     saved = checkpoints.restore(loop.template)
     update, position = (saved[1]["update"], saved[1]["position"]) if saved else (0, None)
+    if saved and update == run.num_updates:  # nothing is written but the picture, as it was
+        checkpoints.close()
+        return finish(config, workdir, loop.evaluate(loop.load(saved[0])))
     with (
         catch_signals() as signals,
         MetricsWriter(
@@ -70,7 +73,8 @@ def train(config: Config, run: Run, workdir: Path, argv: Sequence[str]) -> int:
         del saved
         started, first = time.perf_counter(), update
         evaluation: dict[str, np.ndarray] = {}
-        while update < run.num_updates and signals.signal is None:
+        stopped = signals.signal
+        while update < run.num_updates and not stopped:
             num_updates = min(config.log_interval, run.num_updates - update)
             state, rows = loop.advance(state, num_updates)
             check_rows(rows, update, loop.steps_per_update, partial(newest, checkpoints))
@@ -92,7 +96,8 @@ def train(config: Config, run: Run, workdir: Path, argv: Sequence[str]) -> int:
             }
             writer.write(step, row)
             progress.update(step, row)
-            if last or signals.signal or update % config.checkpoint_interval == 0:
+            stopped = signals.signal  # looked at once, so that what is left has been saved
+            if last or stopped or update % config.checkpoint_interval == 0:
                 position = writer.flush()
                 tree = loop.save(state)
                 check_state(tree, step, partial(newest, checkpoints))
@@ -102,26 +107,30 @@ def train(config: Config, run: Run, workdir: Path, argv: Sequence[str]) -> int:
                     {"update": update, "position": position},
                     metric=np.mean(evaluation["eval/return_mean"]) if evaluation else None,
                 )
-        checkpoints.wait()
-        if not evaluation and update == run.num_updates:  # it was complete already
-            evaluation = loop.evaluate(state)
 
-    curves = workdir / "curves.png"
-    plot_curves(
-        workdir / "metrics.csv",
-        curves,
-        title=f"{config.algo.name} {config.env.name}",
-        reference=config.solved_return,
-    )
-    if signals.signal and update < run.num_updates:
+    if stopped and update < run.num_updates:
+        draw(config, workdir)
         print(
-            f"stopped at step {update * loop.steps_per_update} and saved; to continue: "
+            f"stopped at step {update * loop.steps_per_update}, "
+            f"{'saved' if update else 'before anything was saved'}; to continue: "
             f"python -m experiments.run {shlex.join(argv[1:])}"
         )
-        return EXIT_CODES[signals.signal]
-    print(f"curves: {curves}")
+        return EXIT_CODES[stopped]
+    return finish(config, workdir, evaluation)
+
+
+def finish(config: Config, workdir: Path, evaluation: dict[str, np.ndarray]) -> int:
+    """Draws the curves and prints the final numbers."""
+    print(f"curves: {draw(config, workdir)}")
     print("final " + " ".join(f"{k}={v!r}" for k, v in over_seeds(evaluation).items()))
     return 0
+
+
+def draw(config: Config, workdir: Path) -> Path:
+    curves = workdir / "curves.png"
+    title = f"{config.algo.name} {config.env.name}"
+    plot_curves(workdir / "metrics.csv", curves, title=title, reference=config.solved_return)
+    return curves
 
 
 def check_state(tree: PyTree, step: int, newest: Callable[[], str]) -> None:
