@@ -75,8 +75,8 @@ def jax_loop(
         _, _, eval_key = update_keys(state.key, state.step)
         return evaluate(eval_key, env, partial(algo.act_greedy, state.algo), episodes=eval_episodes)
 
-    keys = seed_keys(seed, num_seeds)
-    state_shapes = jax.eval_shape(vmap(init_one), keys)
+    make_keys = partial(seed_keys, seed, num_seeds)
+    state_shapes = jax.eval_shape(vmap(init_one), jax.eval_shape(make_keys))
     metric_shapes = jax.eval_shape(vmap(update_one), state_shapes)[1]
     shardings = run_shardings(mesh, state_shapes, batch_axis=int(num_seeds > 1))
 
@@ -107,7 +107,7 @@ def jax_loop(
         return summarize(np.reshape(returns, shape), np.reshape(lengths, shape))
 
     return Loop(
-        init=lambda: init_jit(keys),
+        init=lambda: init_jit(make_keys()),
         advance=advance,
         evaluate=evaluate_all,
         save=lambda state: state,

@@ -1,6 +1,7 @@
 """The on-policy loop around environments of the host: only policy and update are jitted."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -35,7 +36,7 @@ def host_loop(
     env = make_env(num_seeds * num_envs)
     eval_env = make_env(num_seeds * eval_episodes)
     seeds = np.arange(seed, seed + num_seeds)
-    keys = seed_keys(seed, num_seeds)
+    make_keys = partial(seed_keys, seed, num_seeds)
     batched = num_seeds > 1
 
     def init_one(key: Key) -> tuple[PyTree, Key]:
@@ -68,7 +69,7 @@ def host_loop(
         x = np.asarray(x)
         return x.reshape(-1, *x.shape[2:]) if batched else x
 
-    algo_shapes, run_keys = jax.eval_shape(init_jit, keys)
+    algo_shapes, run_keys = jax.eval_shape(init_jit, jax.eval_shape(make_keys))
     metric_shapes = jax.eval_shape(
         vmap(update_one, (0, 0, None, 1)),
         algo_shapes,
@@ -85,7 +86,7 @@ def host_loop(
         return env.reset(host_seeds(seeds, 0, TRAIN, num_envs))
 
     def init() -> RunState:
-        algo_state, run_keys = init_jit(keys)
+        algo_state, run_keys = init_jit(make_keys())
         return RunState(algo_state, (), first_observation(), run_keys, jnp.int32(0))
 
     def advance_one(state: RunState) -> tuple[RunState, Metrics]:

@@ -53,8 +53,10 @@ def make_actor_critic(config: Any, spec: EnvSpec) -> ActorCritic:
         return ActorCritic(policy, pure(lambda rngs: mlp.ValueTable(features)), CATEGORICAL)
 
     hidden_sizes = tuple(config.hidden_sizes)
-    if any(size < 1 for size in hidden_sizes):
-        raise ValueError(f"config.net.hidden_sizes is {hidden_sizes}: each size must be at least 1")
+    if not all(isinstance(size, int) and size >= 1 for size in hidden_sizes):
+        raise ValueError(
+            f"config.net.hidden_sizes is {hidden_sizes}: each size must be an integer, at least 1"
+        )
 
     def make_policy(rngs: nnx.Rngs) -> nnx.Module:
         if isinstance(actions, Discrete):
