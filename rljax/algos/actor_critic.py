@@ -95,6 +95,25 @@ def make_act_greedy(nets: ActorCritic):
     return act_greedy
 
 
+def steps_taken(rollout: Rollout) -> Rollout:
+    """The rollout with zeros where no step was taken (mask 0).
+
+    What stands there may be NaN, and the gradient of a network is NaN wherever its input is, also
+    where the loss is masked. Such a row becomes an episode of its own; the step before it is cut.
+    """
+    taken = rollout.mask
+
+    def select(x: Array) -> Array:
+        rows = jnp.expand_dims(taken, tuple(range(taken.ndim, x.ndim)))
+        return jnp.where(rows, x, jnp.zeros_like(x))
+
+    rollout = jax.tree.map(select, rollout)
+    before_gap = jnp.concatenate([~taken[1:], jnp.zeros_like(taken[:1])])
+    return rollout._replace(
+        terminated=rollout.terminated | ~taken, truncated=rollout.truncated | before_gap
+    )
+
+
 def values_of(
     nets: ActorCritic, state: ActorCriticState, rollout: Rollout
 ) -> tuple[Array, Array, Array]:
@@ -114,6 +133,7 @@ def make_batch(
     nets: ActorCritic, state: ActorCriticState, rollout: Rollout, *, discount: float, lambda_: float
 ) -> Batch:
     """GAE advantages and their value targets, flattened to N = T·B rows."""
+    rollout = steps_taken(rollout)
     observations, values, next_values = values_of(nets, state, rollout)
     advantages = gae(
         rollout.rewards,
@@ -157,12 +177,11 @@ def value_metrics(batch: Batch) -> Metrics:
     }
 
 
-def make_optimizer(config: Any, *, learning_rate: bool = True) -> optax.GradientTransformation:
+def make_optimizer(config: Any) -> optax.GradientTransformation:
     """`config.optimizer` as an optax chain that ends before the learning rate.
 
     The rate follows the number of updates done, which is part of the run's state, not the
-    optimiser's own
-    count: early stopping must not slow the schedule down. `scale_updates` applies it.
+    optimiser's own count: early stopping must not slow the schedule down. `apply_gradients` has it.
     """
     scale_by = {
         "adam": lambda: optax.scale_by_adam(eps=config.eps),

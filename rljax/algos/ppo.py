@@ -48,7 +48,7 @@ NORMALIZE_ADVANTAGES = ("none", "batch", "minibatch")
 def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
     """PPO for one environment.
 
-    Metrics (means over the minibatches that were used):
+    Metrics (means over the minibatches looked at, the one whose KL was too large included):
       loss/policy, loss/value: of `ppo_loss` (or the penalised surrogate) and `value_loss`.
       policy/entropy: mean entropy, nats. policy/clip_fraction: share of ratios outside the band.
       policy/behaviour_kl: estimate of KL(behaviour ‖ policy), nats. policy/kl_coef: weight of the
@@ -156,26 +156,29 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
                 new = new._replace(stopped=stop)
             return new, {**metrics, "grad/norm": optax.tree.norm(grads)}
 
-        def step(learner: Learner, minibatch: tuple) -> tuple[Learner, tuple[Metrics, Array]]:
-            used = ~learner.stopped
-            if not may_stop:
+        # Beside the metrics: whether the minibatch was looked at, and whether it was learned from.
+        def step(learner: Learner, minibatch: tuple) -> tuple[Learner, tuple]:
+            seen = ~learner.stopped
+            if may_stop:
+                _, shapes = jax.eval_shape(learn, learner, minibatch)
+                nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+                learner, metrics = jax.lax.cond(
+                    seen, learn, lambda learner, _: (learner, nothing), learner, minibatch
+                )
+            else:
                 learner, metrics = learn(learner, minibatch)
-                return learner, (metrics, used)
-            _, shapes = jax.eval_shape(learn, learner, minibatch)
-            nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-            learner, metrics = jax.lax.cond(
-                used, learn, lambda learner, _: (learner, nothing), learner, minibatch
-            )
-            return learner, (metrics, used)
+            return learner, (metrics, seen, ~learner.stopped)
 
-        def epoch(learner: Learner, key: Key) -> tuple[Learner, tuple[Metrics, Array]]:
+        def epoch(learner: Learner, key: Key) -> tuple[Learner, tuple]:
             minibatches = shuffled_minibatches(
                 key, (batch, behaviour), num_minibatches=algo.minibatches
             )
             return jax.lax.scan(step, learner, minibatches)
 
         learner = Learner(state.params, state.opt_state, jnp.bool_(False))
-        learner, (metrics, used) = jax.lax.scan(epoch, learner, jax.random.split(key, algo.epochs))
+        learner, (metrics, seen, used) = jax.lax.scan(
+            epoch, learner, jax.random.split(key, algo.epochs)
+        )
 
         kl_coef = state.kl_coef
         if algo.kl_penalty == "adaptive":
@@ -183,7 +186,7 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
             kl = masked_mean(nets.distribution.kl(behaviour, policy), batch.mask)
             kl_coef = adapted_kl_coef(kl_coef, kl, algo.target_kl)
         metrics = {
-            **{name: masked_mean(value, used) for name, value in metrics.items()},
+            **{name: masked_mean(value, seen) for name, value in metrics.items()},
             **value_metrics(batch),
             **({"policy/kl_coef": state.kl_coef} if penalised else {}),
             "policy/epochs": jnp.sum(used, dtype=jnp.float32) / algo.minibatches,

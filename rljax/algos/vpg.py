@@ -21,6 +21,7 @@ from rljax.algos.actor_critic import (
     make_act_greedy,
     make_optimizer,
     observe,
+    steps_taken,
     value_metrics,
     values_of,
 )
@@ -58,6 +59,7 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
         )
 
     def make_weighted_batch(state: ActorCriticState, rollout: Rollout) -> Batch:
+        rollout = steps_taken(rollout)
         observations, values, next_values = values_of(nets, state, rollout)
         use = dict(discount=algo.discount, lambda_=algo.lambda_, mask=rollout.mask)
         steps = (rollout.rewards, rollout.terminated, rollout.truncated, values, next_values)

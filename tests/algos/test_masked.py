@@ -1,0 +1,86 @@
+"""Rows in which no step was taken, as in a reset, change nothing, whatever they hold."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rljax.types import Discrete
+
+from .small import CHOOSE, REACH, assert_same_bits, make_small, random_rollout
+
+LENGTH, ENVS = 6, 4
+CASES = {
+    "vpg": (CHOOSE, {"algo.value_iterations": 2}),
+    "a2c": (REACH, {"normalize_observations": True, "algo.entropy_coef": 0.01}),
+    "trpo": (REACH, {"net.log_std": "network", "algo.value_iterations": 2}),
+    "ppo": (
+        CHOOSE,
+        {"normalize_observations": True, "algo.epochs": 2, "algo.value_clip": 0.2},
+    ),
+}
+# At both ends of time, next to each other, and one environment without any step.
+MASK = np.ones((LENGTH, ENVS), bool)
+MASK[0, 0] = MASK[5, 0] = MASK[2, 1] = MASK[3, 1] = False
+MASK[:, 2] = False
+
+
+def poisoned(rollout, spec):
+    """The same rollout with the worst there is in its masked rows."""
+
+    def poison(x, value):
+        return np.where(MASK.reshape(MASK.shape + (1,) * (x.ndim - 2)), x, value).astype(x.dtype)
+
+    discrete = isinstance(spec.action_space, Discrete)
+    return rollout._replace(
+        observations=poison(rollout.observations, np.nan),
+        next_observations=poison(rollout.next_observations, np.inf),
+        actions=poison(rollout.actions, 1000 if discrete else np.nan),
+        behaviour_log_probs=poison(rollout.behaviour_log_probs, -np.inf),
+        rewards=poison(rollout.rewards, np.nan),
+        terminated=poison(rollout.terminated, True),
+        truncated=poison(rollout.truncated, True),
+        episode_returns=poison(rollout.episode_returns, np.nan),
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_masked_changes_neither_params_nor_metrics(name):
+    spec, changes = CASES[name]
+    algo = make_small(name, spec, changes)
+    rollout = random_rollout(np.random.default_rng(0), spec, LENGTH, ENVS)._replace(mask=MASK)
+    state = algo.init(jax.random.key(0))
+    if state.moments is not None:  # as in any update but the first
+        state = state._replace(moments=jax.tree.map(lambda x: x + 1.0, state.moments))
+    clean = algo.update(jax.random.key(1), state, rollout)
+    dirty = algo.update(jax.random.key(1), state, poisoned(rollout, spec))
+    for leaf in jax.tree.leaves(clean):
+        assert jnp.isfinite(leaf).all()
+    assert_same_bits(clean, dirty)
+    assert any(
+        (x != y).any() for x, y in zip(*map(jax.tree.leaves, (state.params, clean[0].params)))
+    )
+
+
+@pytest.mark.parametrize("name", ["vpg", "a2c"])
+def test_a_gap_is_as_if_it_were_not_there(name):
+    """One environment that spends a row on each reset, against one that resets at once."""
+    algo = make_small(name, CHOOSE, {"net.hidden_sizes": (), "algo.lambda_": 0.9})
+    rollout = random_rollout(np.random.default_rng(1), CHOOSE, 12, 1)
+    ended = np.zeros((12, 1), bool)
+    ended[[3, 7]] = True
+    rollout = rollout._replace(terminated=ended & (np.arange(12) == 3)[:, None])
+    rollout = rollout._replace(truncated=ended & ~rollout.terminated)
+    # A row of rubbish after each end: positions 4 and 9 of 14.
+    rows = np.insert(np.arange(12), [4, 8], -1)
+    gapped = jax.tree.map(lambda x: x[rows], rollout)._replace(mask=(rows >= 0)[:, None])
+    assert gapped.mask.sum() == 12
+
+    state = algo.init(jax.random.key(0))
+    plain_state, plain_metrics = algo.update(jax.random.key(1), state, rollout)
+    gapped_state, gapped_metrics = algo.update(jax.random.key(1), state, gapped)
+    # Sums over 14 rows instead of 12, two of them 0: nothing but rounding.
+    for a, b in zip(
+        *map(jax.tree.leaves, ((plain_state, plain_metrics), (gapped_state, gapped_metrics)))
+    ):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
