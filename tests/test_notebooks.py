@@ -1,0 +1,189 @@
+"""Every notebook runs from top to bottom in quick mode, and what it computes is right."""
+
+import json
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+class ThisPython(AsyncKernelManager):
+    """With no directory to look in for kernels, jupyter takes the one of the running Python."""
+
+    def __init__(self, **kwargs):
+        super().__init__(kernel_spec_manager=KernelSpecManager(kernel_dirs=[]), **kwargs)
+
+
+def execute(name, directory, *variables, **expressions):
+    """Runs a notebook in a new kernel.
+
+    Returns its cells, and what the variables and expressions are in the end, {name: float64 array}.
+    """
+    notebook = read(ROOT / "notebooks" / f"{name}.ipynb")
+    expressions = {**{variable: variable for variable in variables}, **expressions}
+    wanted = ", ".join(f"{k!r}: np.asarray({code}).tolist()" for k, code in expressions.items())
+    report = f"import json\nprint(json.dumps({{{wanted}}}))"
+    notebook.cells.append(nbformat.v4.new_code_cell(report))
+    client = NotebookClient(
+        notebook,
+        kernel_manager_class=ThisPython,
+        timeout=300,
+        resources={"metadata": {"path": str(ROOT)}},
+    )
+    environment = {
+        **os.environ,
+        "RLJAX_QUICK": "1",
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",  # plots become outputs
+        "IPYTHONDIR": str(directory),
+        "XLA_FLAGS": "",  # one device, as for a reader
+    }
+    client.execute(env=environment)
+    *cells, last = notebook.cells
+    found = json.loads("".join(output.text for output in last.outputs))
+    return cells, {name: np.array(value, np.float64) for name, value in found.items()}
+
+
+def check_outputs(cells, *, plots):
+    """As many plots as the notebook draws, and nothing on stderr, where warnings go."""
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == plots
+    assert [output.text for output in outputs if output.get("name") == "stderr"] == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_is_committed_clean(path):
+    notebook = read(path)
+    nbformat.validate(notebook)
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert path.stat().st_size < 100_000
+    ids = [cell.id for cell in notebook.cells]
+    assert len(set(ids)) == len(ids)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            assert cell.outputs == []
+            assert cell.execution_count is None
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_says_what_to_take_away_and_ends_with_exercises(path):
+    texts = [cell.source for cell in read(path).cells if cell.cell_type == "markdown"]
+    assert any("> **Takeaway.**" in text for text in texts)
+    assert texts[-1].startswith("## Exercises")
+    assert texts[-1].count("<details>\n<summary>Answer</summary>\n\n") >= 3
+    assert texts[-1].count("<details>") == texts[-1].count("\n\n</details>")
+
+
+def test_every_notebook_is_executed_below():
+    assert NOTEBOOKS
+    assert {f"test_{path.stem[3:]}" for path in NOTEBOOKS} <= globals().keys()
+
+
+def test_line_world(tmp_path):
+    cells, found = execute(
+        "01_line_world",
+        tmp_path,
+        *("optimal_values", "errors", "ratios", "gradient", "pi", "LRS", "VALUE_INITS"),
+        start="[runs[rule]['start'] for rule in STYLE]",  # notes' rule, gradient
+        logits="runs['gradient']['logits']",
+    )
+    check_outputs(cells, plots=5)
+
+    # Backwards from the prize: 10/(1-0.9) = 100; 10 + 90 = 100; -5 + 90 = 85; -1 + 76.5 = 75.5;
+    # -1 + 67.95 = 66.95.
+    np.testing.assert_allclose(found["optimal_values"], [66.95, 75.5, 85, 100, 100], atol=1e-4)
+    # At position 2 the optimum is to stay: V_k = 10 (1 - 0.9^k) / 0.1, so it lacks 100·0.9^k.
+    np.testing.assert_allclose(found["errors"][:60], 100 * 0.9 ** np.arange(1, 61), rtol=1e-3)
+    np.testing.assert_allclose(found["ratios"], 0.9, atol=1e-3)
+
+    # d log softmax(z)_a / dz_b by central differences, z = (1, 0, -1).
+    def log_softmax(z):
+        return z - np.log(np.exp(z).sum())
+
+    z, h = np.array([1.0, 0.0, -1.0]), 1e-6
+    columns = [(log_softmax(z + h * e) - log_softmax(z - h * e)) / (2 * h) for e in np.eye(3)]
+    np.testing.assert_allclose(found["gradient"], np.transpose(columns), atol=1e-5)
+    np.testing.assert_allclose(found["pi"], np.exp(log_softmax(z)), atol=1e-6)
+
+    notes, gradient = found["start"]  # [V0, lr, seed, episode]
+    zero, tenth = list(found["VALUE_INITS"]).index(0), 2
+    assert found["LRS"][tenth] == pytest.approx(0.1)
+    # No policy is worth more than 85 at the start; both rules learn most of it at rate 0.1 ...
+    assert max(notes.max(), gradient.max()) < 85 + 1e-6
+    assert np.median(notes[zero, tenth, :, -1]) > 75
+    assert np.median(gradient[zero, tenth, :, -1]) > 75
+    # ... and a rate of 3 costs the gradient most seeds, the notes' rule only those from V = -20.
+    assert (gradient[zero, -1, :, -1] > 80).mean() < 0.7
+    assert (notes[0, -1, :, -1] > 80).mean() < 0.3 < 0.7 < (notes[zero, -1, :, -1] > 80).mean()
+    # The gradient never moves the mean logit of a position.
+    np.testing.assert_allclose(found["logits"][zero, tenth].sum(-1), 0, atol=1e-2)
+
+
+def line_world_steps(position, action):
+    """The line world once more, written by hand: the next position and its reward."""
+    position = min(2, max(-2, position + action))
+    return position, {2: 10.0, 1: -5.0}.get(position, -1.0)
+
+
+def expected_return(logits, steps):
+    """Expected sum of rewards of `steps` steps from position 0, in float64, forwards in time."""
+    probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    chance, total = {0: 1.0}, 0.0
+    for _ in range(steps):
+        after = dict.fromkeys(range(-2, 3), 0.0)
+        for position, mass in chance.items():
+            for action in (-1, 0, 1):
+                p = mass * probs[position + 2, action + 1]
+                following, reward = line_world_steps(position, action)
+                after[following] += p
+                total += p * reward
+        chance = after
+    return total
+
+
+def test_policy_gradients(tmp_path):
+    variances = ("exact_variance", "measured_variance", "exact_plus", "measured_plus")
+    cells, found = execute(
+        "02_policy_gradients",
+        tmp_path,
+        *("logits", "gradient", "J"),
+        variances=f"[[x[kind] for kind in ALL] for x in ({', '.join(variances)})]",
+        z_scores="[z_scores[kind] for kind in ALL]",
+        final="[curves[kind][-1] for kind in ALL]",
+    )
+    check_outputs(cells, plots=4)
+
+    # The exact gradient, by central differences of an expectation that is computed forwards.
+    logits, h = found["logits"], 1e-5
+    assert expected_return(logits, 8) == pytest.approx(found["J"], abs=1e-3)
+    moves = h * np.eye(15).reshape(15, 5, 3)
+    differences = [expected_return(logits + d, 8) - expected_return(logits - d, 8) for d in moves]
+    by_differences = np.reshape(differences, (5, 3)) / (2 * h)
+    np.testing.assert_allclose(found["gradient"], by_differences, atol=1e-3)
+
+    # Four unbiased estimators; each variance below the one before, and the measured ones near it.
+    np.testing.assert_array_less(np.abs(found["z_scores"]), 5)
+    exact, measured, exact_plus, measured_plus = found["variances"]
+    assert all(noisier > calmer for noisier, calmer in pairwise(exact))
+    np.testing.assert_allclose(measured, exact, rtol=0.5)
+    np.testing.assert_allclose(measured_plus, exact_plus, rtol=0.5)
+    # 100 on every reward multiplies the first two and leaves those with a baseline alone.
+    assert (exact_plus[:2] > 500 * exact[:2]).all()
+    np.testing.assert_allclose(exact_plus[2:], exact[2:], rtol=1e-3)
+
+    final = found["final"].mean(-1)  # [kind, added]
+    assert final.max() < 85
+    assert final[:, 0].min() > 5  # the uniform policy starts below 0
+    assert final[2:, 1].min() > final[0, 1] + 10
