@@ -11,12 +11,20 @@ from .small import CHOOSE, REACH, assert_same_bits, make_small, random_rollout
 
 LENGTH, ENVS = 6, 4
 CASES = {
-    "vpg": (CHOOSE, {"algo.value_iterations": 2}),
+    "vpg": (CHOOSE, {"net.name": "tabular", "algo.value_iterations": 2}),
     "a2c": (REACH, {"normalize_observations": True, "algo.entropy_coef": 0.01}),
-    "trpo": (REACH, {"net.log_std": "network", "algo.value_iterations": 2}),
+    "trpo": (
+        REACH,
+        {"net.log_std": "network", "net.hidden_sizes": (), "algo.value_iterations": 2},
+    ),
     "ppo": (
         CHOOSE,
-        {"normalize_observations": True, "algo.epochs": 2, "algo.value_clip": 0.2},
+        {
+            "net.name": "tabular",
+            "normalize_observations": True,
+            "algo.epochs": 2,
+            "algo.value_clip": 0.2,
+        },
     ),
 }
 # At both ends of time, next to each other, and one environment without any step.
@@ -62,10 +70,10 @@ def test_what_is_masked_changes_neither_params_nor_metrics(name):
     )
 
 
-@pytest.mark.parametrize("name", ["vpg", "a2c"])
+@pytest.mark.parametrize("name", ["a2c", pytest.param("vpg", marks=pytest.mark.slow)])
 def test_a_gap_is_as_if_it_were_not_there(name):
     """One environment that spends a row on each reset, against one that resets at once."""
-    algo = make_small(name, CHOOSE, {"net.hidden_sizes": (), "algo.lambda_": 0.9})
+    algo = make_small(name, CHOOSE, {"net.name": "tabular", "algo.lambda_": 0.9})
     rollout = random_rollout(np.random.default_rng(1), CHOOSE, 12, 1)
     ended = np.zeros((12, 1), bool)
     ended[[3, 7]] = True

@@ -1,0 +1,55 @@
+"""Each algorithm learns. The line world: past the worst place to the best, 985 in 100 steps."""
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.configs import defaults
+from rljax import envs
+
+from .small import ALGOS, shared_loop, small_loop
+
+
+@pytest.mark.parametrize("name", ALGOS)
+def test_line_world(name):
+    """From a policy that stays at the left wall (-100) to -5 once and 99 times 10."""
+    loop = shared_loop(name)
+    state = loop.init()
+    assert loop.evaluate(state)["eval/return_mean"] == -100.0  # all logits 0: the first action
+    state, first = loop.advance(state, 50)
+    state, _ = loop.advance(state, 50)
+    state, last = loop.advance(state, 20)
+    assert loop.evaluate(state)["eval/return_mean"] == 985.0
+    assert last["episode/return_sum"].sum() / last["episode/count"].sum() > 850
+    for metrics in (first, last):
+        assert all(np.isfinite(x).all() for x in metrics.values())
+
+
+CARTPOLE = {
+    # learning rate, environments, steps of an unroll, updates; fields of the algorithm
+    "vpg": (1e-2, 16, 128, 100, {"value_learning_rate": 5e-3, "value_iterations": 20}),
+    "a2c": (3e-3, 16, 16, 1000, {"lambda_": 0.95, "entropy_coef": 0.01}),
+    "trpo": (5e-3, 16, 128, 60, {"value_iterations": 20}),
+    "ppo": (2.5e-3, 8, 128, 100, {}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGOS)
+def test_cartpole(name):
+    """An untrained policy falls after about 20 steps, pushing one way after 10; 500 is the most."""
+    rate, num_envs, length, updates, changes = CARTPOLE[name]
+    config = defaults.run("CartPole-v1")
+    config.algo = getattr(defaults, name)()
+    config.algo.update(changes)
+    config.net.hidden_sizes = (32, 32)
+    config.optimizer.learning_rate = rate
+    config.optimizer.max_grad_norm = 0.5
+    config.env.num_envs, config.unroll_length, config.log_interval = num_envs, length, updates
+    config.eval_episodes = 20
+    loop = small_loop(config, envs.make("CartPole-v1"), num_updates=updates, num_seeds=2)
+    state = loop.init()
+    assert (loop.evaluate(state)["eval/return_mean"] < 150).all()
+    state, _ = loop.advance(state, updates)
+    after = loop.evaluate(state)
+    assert (after["eval/return_mean"] > 400).all(), jax.tree.map(np.round, after)
