@@ -1,7 +1,8 @@
 """Vanilla policy gradient: one step along log π(a|s) times a weight, then fit the values.
 
 Williams (1992) and Sutton et al. (2000); the four weights are those of the course notes
-(`vpg_weights`), from the return of the whole trajectory to GAE.
+(`vpg_weights`), from the return of the whole trajectory to GAE. All of them bootstrap with the
+value function where an episode is cut or the rollout ends.
 """
 
 from typing import Any

@@ -72,7 +72,9 @@ def vpg_weights(
 
     V(s_{e+1}) is 0 after a terminated step. After a truncated one, and where the array ends, it is
     `next_values`; without `next_values` it is left out and R is the plain sum of the rewards seen.
-    An episode that began before the array is seen from the array's first step on.
+    With γ < 1 the means of the first two differ: R_s discounts from the episode's first step on,
+    R_t from step t on, as nearly everyone does. An episode that began before the array is seen
+    from the array's first step on.
 
     Args:
         rewards: r [T, *B], float.
