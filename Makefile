@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 RUNS ?= runs
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
 .PHONY: demo test test-fast test-slow lint smoke clean
 
@@ -24,15 +25,15 @@ test: test-fast test-slow
 
 # The error tests run in a second process: the type-checking hook would raise before our own messages.
 test-fast: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m "not slow"
-	$(BIN)/python -m pytest -m "not slow" --errors
+	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" --errors
 
 test-slow: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow
 
 # A short set for another Python: make smoke PYTHON=python3.13 VENV=.venv-smoke
 smoke: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m "not slow" tests/ops tests/losses tests/loops tests/experiments/test_run.py
+	$(PYTEST) -m "not slow" tests/ops tests/losses tests/loops tests/experiments/test_run.py
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
