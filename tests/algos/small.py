@@ -94,7 +94,7 @@ def shared_loop(algo: str) -> Loop:
 
 def copied(tree):
     """Leaves of their own, to keep before a call that donates them."""
-    return jax.tree.map(jnp.copy, tree)
+    return jax.tree.map(lambda x: x.copy(), tree)
 
 
 def numbers(tree) -> list[np.ndarray]:
