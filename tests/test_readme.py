@@ -28,7 +28,9 @@ def test_the_library_example_trains():
     assert float(returned) > 100  # a random policy gets 22
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"experiments/configs/[a-z_0-9]+\.py", README))))
+@pytest.mark.parametrize(
+    "path", sorted(set(re.findall(r"experiments/configs/[a-z_0-9]+\.py", README)))
+)
 def test_every_config_exists(path):
     assert (ROOT / path).exists()
 
