@@ -1,5 +1,6 @@
 """The training of one run: advance, log, evaluate, checkpoint, until done or told to stop."""
 
+import json
 import shlex
 import signal
 import sys
@@ -16,10 +17,12 @@ from experiments.configs.defaults import Config
 from experiments.rows import EPISODE_METRICS, NotFinite, check_rows, chunk_means, over_seeds
 from rljax.loops.evaluate import EVAL_METRICS
 from rljax.runtime.checkpoint import Checkpoints
+from rljax.runtime.files import to_json
 from rljax.runtime.interrupts import catch_signals
 from rljax.runtime.metrics import MetricsWriter
 from rljax.runtime.plots import plot_curves
 from rljax.runtime.progress import progress_display
+from rljax.runtime.workdir import first_difference
 from rljax.types import PyTree
 
 TIME_METRICS = ("time/seconds", "time/steps_per_second")  # of this process; never compared
@@ -46,8 +49,12 @@ def train(config: Config, run: Run, workdir: Path, argv: Sequence[str]) -> int:
         for name in (*names, *EPISODE_METRICS, *EVAL_METRICS)
         for column in (name, *(f"{name}/seed{s}" for s in seeds))
     ]
+    settings = json.loads(to_json(config.to_dict()))
     checkpoints = Checkpoints(workdir / "checkpoints", keep_last=config.keep_checkpoints, warn=warn)
     saved = checkpoints.restore(loop.template)
+    difference = saved and first_difference(saved[1].get("config"), settings)
+    if difference:  # its arrays fit all the same: they were copied here from another workdir
+        raise ValueError(f"checkpoint of another config in {checkpoints.directory}: {difference}")
     update, position = (saved[1]["update"], saved[1]["position"]) if saved else (0, None)
     if saved and update == run.num_updates:  # nothing is written but the picture, as it was
         checkpoints.close()
@@ -104,7 +111,7 @@ def train(config: Config, run: Run, workdir: Path, argv: Sequence[str]) -> int:
                 checkpoints.save(
                     step,
                     tree,
-                    {"update": update, "position": position},
+                    {"update": update, "position": position, "config": settings},
                     metric=np.mean(evaluation["eval/return_mean"]) if evaluation else None,
                 )
 

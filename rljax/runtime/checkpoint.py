@@ -11,12 +11,14 @@ import json
 import math
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, SupportsFloat
+from typing import Literal, SupportsFloat
 
+from rljax.runtime.arrays import read_arrays, write_arrays
 from rljax.runtime.files import one_line, sync_folder, sync_tree, to_json
 from rljax.runtime.leaves import find_difference, pack, unpack
 from rljax.runtime.manifest import find_damage, write_manifest
@@ -24,23 +26,6 @@ from rljax.types import PyTree
 
 _DIGITS = 12
 _HIDDEN = ".tmp-"  # being written, or being deleted
-
-
-def _orbax() -> Any:
-    """Imports orbax when it is first needed (0.3 s) and keeps its log off the terminal.
-
-    It logs every step and, for each failure, several tracebacks; failures reach our caller anyway.
-    """
-    from absl import logging
-
-    logging.get_absl_logger().addFilter(_not_from_orbax)  # adding it twice changes nothing
-    import orbax.checkpoint
-
-    return orbax.checkpoint
-
-
-def _not_from_orbax(record: Any) -> bool:
-    return f"{os.sep}orbax{os.sep}" not in record.pathname
 
 
 def list_steps(directory: str | os.PathLike) -> list[int]:
@@ -103,7 +88,8 @@ class Checkpoints:
         except OSError as failure:
             if error is None:
                 raise
-            self._warn(one_line(failure))  # the error on its way matters more
+            if not isinstance(error, OSError):  # the same disk is full, and that is being said
+                self._warn(one_line(failure))  # the error on its way matters more
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of `step` is or would be."""
@@ -193,7 +179,7 @@ class Checkpoints:
                 if difference is not None:
                     raise ValueError(f"checkpoint {folder} is of another run: {difference}")
                 try:
-                    arrays = _read_arrays(folder)
+                    arrays = read_arrays(folder)
                 except Exception as error:  # whatever orbax raises, an older one may do
                     reason = f"orbax cannot read it: {one_line(error)}"
                 else:
@@ -215,7 +201,7 @@ class Checkpoints:
         final = self.path(step)
         try:
             with self._staging(f"{final.name}-") as staging:
-                _write_arrays(staging, arrays)
+                write_arrays(staging, arrays)
                 (staging / "metadata.json").write_text(document)
                 write_manifest(staging)
                 sync_tree(staging)
@@ -250,7 +236,7 @@ class Checkpoints:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
             os.close(descriptor)
 
     @contextlib.contextmanager
@@ -260,6 +246,14 @@ class Checkpoints:
             for step in steps:
                 os.rename(self.path(step), grave / str(step))
             yield
+
+
+def _remove(folder: Path) -> None:
+    for _ in range(20):  # after a failure tensorstore's threads may write into it for a moment
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(0.05)
 
 
 def _remove_unless_in_use(folder: Path) -> None:
@@ -282,18 +276,3 @@ def _read_metric(folder: Path) -> float | None:
 
 def _worst_last(metric: float | None) -> tuple[bool, float]:
     return (metric is None, -(metric or 0.0))
-
-
-def _write_arrays(folder: Path, arrays: dict) -> None:
-    if arrays:  # orbax refuses an empty tree
-        ocp = _orbax()
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-            checkpointer.save(folder / "state", args=ocp.args.StandardSave(arrays))
-
-
-def _read_arrays(folder: Path) -> dict:
-    if not (folder / "state").exists():
-        return {}
-    ocp = _orbax()
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-        return checkpointer.restore(folder / "state")

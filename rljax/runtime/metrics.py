@@ -1,9 +1,10 @@
 """The metrics of a run: one CSV file that resumes to the byte, and TensorBoard events."""
 
+import contextlib
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ class MetricsWriter:
 
         Raises:
           ValueError: a name is none of the columns.
-          OSError: the row could not be written whole; a resumed run cuts it off.
+          OSError: the row could not be written whole, and what there was of it is gone.
         """
         unknown = sorted(set(values) - set(self.columns))
         if unknown:
@@ -89,15 +90,25 @@ class MetricsWriter:
         numbers = {name: float(value) for name, value in values.items() if value is not None}
         cells = [repr(numbers[name]) if name in numbers else "" for name in self.columns]
         row = ",".join([str(int(step)), *cells]).encode() + b"\n"
-        while row:  # an unbuffered write may take a part
-            row = row[self._file.write(row) :]
-        self._events.write(int(step), numbers)
+        with _naming(self.path):
+            self._append(row)
+            self._events.write(int(step), numbers)
+
+    def _append(self, row: bytes) -> None:
+        start = self._file.tell()
+        try:
+            while row:  # an unbuffered write may take a part
+                row = row[self._file.write(row) :]
+        except OSError:
+            self._file.truncate(start)
+            raise
 
     def flush(self) -> int:
         """Brings everything to the disk; returns the length in bytes for `position`."""
-        os.fsync(self._file.fileno())
-        self._events.flush()
-        return self._file.tell()
+        with _naming(self.path):
+            os.fsync(self._file.fileno())
+            self._events.flush()
+            return self._file.tell()
 
     def close(self) -> None:
         """Closes the files. What was written is in them; `flush` also survives a power cut."""
@@ -105,6 +116,16 @@ class MetricsWriter:
             self._events.close()
         finally:
             self._file.close()
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Says whose failure it is: Python does so only where a file is opened."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or os.fspath(path)
+        raise
 
 
 def _check(path: Path, header: bytes, position: int) -> None:

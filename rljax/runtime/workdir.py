@@ -94,12 +94,17 @@ def _match_config(file: Path, text: str) -> None:
         return
     except ValueError:
         raise ValueError(f"{file} is not JSON; is this the workdir of a run?") from None
-    difference = _first_difference(there, json.loads(text), "")
+    difference = first_difference(there, json.loads(text))
     if difference is not None:
         raise ValueError(f"workdir of another config: {difference} ({file})")
 
 
-def _first_difference(there: Any, here: Any, name: str) -> str | None:
+def first_difference(there: Any, here: Any, name: str = "") -> str | None:
+    """The first field in which two configs, as JSON gives them back, differ, with both values.
+
+    >>> first_difference({"algo": {"clip": 0.2}}, {"algo": {"clip": 0.1}})
+    'algo.clip is 0.2 there and 0.1 here'
+    """
     if isinstance(there, dict) and isinstance(here, dict):
         for key in sorted({*there, *here}):
             full = f"{name}.{key}" if name else key
@@ -107,7 +112,7 @@ def _first_difference(there: Any, here: Any, name: str) -> str | None:
                 return f"{full} is absent there and {json.dumps(here[key])} here"
             if key not in here:
                 return f"{full} is {json.dumps(there[key])} there and absent here"
-            difference = _first_difference(there[key], here[key], full)
+            difference = first_difference(there[key], here[key], full)
             if difference is not None:
                 return difference
         return None
