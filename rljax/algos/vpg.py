@@ -5,7 +5,7 @@ Williams (1992) and Sutton et al. (2000); the four weights are those of the cour
 value function where an episode is cut or the rollout ends.
 """
 
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import optax
@@ -26,8 +26,8 @@ from rljax.algos.actor_critic import (
     value_metrics,
     values_of,
 )
-from rljax.losses.vpg import vpg_loss, vpg_weights
-from rljax.nets.actor_critic import make_actor_critic
+from rljax.losses.vpg import WeightKind, vpg_loss, vpg_weights
+from rljax.nets.actor_critic import check_choice, make_actor_critic
 from rljax.ops.masked import masked_mean, masked_whiten
 from rljax.types import Algo, Array, EnvSpec, Key, Metrics, Params, Rollout
 
@@ -51,6 +51,7 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
       ValueError: for a setting that is not allowed.
     """
     algo = config.algo
+    check_choice("config.algo.weights", algo.weights, get_args(WeightKind))
     nets = make_actor_critic(config.net, spec)
     optimizer = {name: make_optimizer(config.optimizer) for name in ("policy", "value")}
 
