@@ -1,0 +1,127 @@
+"""Every config runs from its command to its curve and its number."""
+
+import csv
+import json
+import re
+import struct
+
+import jax
+import numpy as np
+import pytest
+
+from .command import NAMES, checkpoint_steps, digests, quick, read_checkpoint, run_here
+
+NUMBER = r"-?\d+(\.\d+)?(e[+-]?\d+)?"
+EVALUATION = ("return_mean", "return_std", "return_min", "return_max", "length_mean", "episodes")
+
+
+@pytest.fixture(autouse=True)
+def _compile_fast():
+    """What is compiled here runs for a moment only."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def final_numbers(line: str) -> dict[str, float]:
+    word, *pairs = line.split(" ")
+    assert word == "final"
+    assert all(re.fullmatch(rf"eval/\w+(/seed\d+)?={NUMBER}", pair) for pair in pairs)
+    return {name: float(value) for name, value in (pair.split("=") for pair in pairs)}
+
+
+def read_rows(workdir) -> list[dict[str, str]]:
+    with open(workdir / "metrics.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_config_runs_its_quick_variant(name, finished, tmp_path):
+    if name == "a2c_line_world":
+        workdir, result = finished
+    else:
+        workdir = tmp_path / "deep" / "run"
+        result = run_here(quick(name, workdir))
+    assert (result.code, result.err) == (0, [])
+
+    config = json.loads((workdir / "config.json").read_text())
+    assert config["algo"]["name"] == name.split("_")[0]
+    steps_per_update = config["env"]["num_envs"] * config["unroll_length"]
+    num_updates = -(-config["total_steps"] // steps_per_update)
+
+    rows = read_rows(workdir)
+    assert next(iter(rows[0])) == "step"
+    for column in ("loss/policy", "loss/value", "policy/entropy", "value/explained_variance"):
+        assert all(np.isfinite(float(row[column])) for row in rows)
+    updates = [int(row["step"]) // steps_per_update for row in rows]
+    assert updates == [1, 2, 3, 4]
+    for row, update in zip(rows, updates):
+        evaluated = update % config["eval_interval"] == 0 or update == num_updates
+        assert (row["eval/return_mean"] != "") == evaluated
+
+    final = final_numbers(result.out[-1])
+    assert list(final) == [f"eval/{statistic}" for statistic in EVALUATION]
+    assert final == {key: float(rows[-1][key]) for key in final}
+    assert final["eval/episodes"] == config["eval_episodes"]
+    assert final["eval/return_min"] <= final["eval/return_mean"] <= final["eval/return_max"]
+
+    assert result.out[-2] == f"curves: {workdir / 'curves.png'}"
+    signature, width, height = struct.unpack(">8s8x2I", (workdir / "curves.png").read_bytes()[:24])
+    assert signature == b"\x89PNG\r\n\x1a\n"
+    assert min(width, height) >= 400
+    assert list((workdir / "tensorboard").glob("events.out.tfevents.*"))
+    assert checkpoint_steps(workdir)[-1] == num_updates * steps_per_update
+
+
+def test_seeds_run_side_by_side_each_as_if_alone(finished, tmp_path):
+    alone, _ = finished  # of seed 0
+    result = run_here(quick("a2c_line_world", tmp_path, "num_seeds=2"))
+    assert (result.code, result.err) == (0, [])
+    rows, alone_rows = read_rows(tmp_path), read_rows(alone)
+    names = [name for name in alone_rows[0] if not name.startswith("time/")]
+    assert any(row["loss/policy/seed0"] != row["loss/policy/seed1"] for row in rows)
+    for row, alone_row in zip(rows, alone_rows, strict=True):
+        assert row["step"] == alone_row["step"]
+        for name in names[1:]:
+            seeds = [row[f"{name}/seed{s}"] for s in range(2)]
+            if alone_row[name] == "":  # no episode ended, or no evaluation
+                assert (row[name], *seeds) == ("", "", "")
+                continue
+            first, second = map(float, seeds)
+            assert float(row[name]) == pytest.approx((first + second) / 2)
+            # Side by side the same sums may be rounded otherwise.
+            assert first == pytest.approx(float(alone_row[name]), rel=1e-3, abs=1e-4)
+
+    final = final_numbers(result.out[-1])
+    assert list(final) == [
+        f"eval/{statistic}{seed}" for statistic in EVALUATION for seed in ("", "/seed0", "/seed1")
+    ]
+    assert final == {key: float(rows[-1][key]) for key in final}
+
+
+def test_a_finished_run_is_only_said_again(finished):
+    workdir, first = finished
+    files = digests(workdir)
+    again = run_here(quick("a2c_line_world", workdir))
+    assert (again.code, again.err) == (0, [])
+    assert again.out == first.out[-2:]
+    assert digests(workdir) == files
+
+
+def test_a_run_of_any_length_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # 401 steps at 16 x 25 = 400 per update are two updates; the intervals end after them.
+    settings = "total_steps=401", "log_interval=8", "eval_interval=8", "checkpoint_interval=16"
+    assert run_here(quick("a2c_line_world", "here", *settings)).code == 0
+    (row,) = read_rows(tmp_path / "here")
+    assert row["step"] == "800"
+    assert row["eval/return_mean"] != ""
+    assert checkpoint_steps(tmp_path / "here") == [800]
+    assert read_checkpoint(tmp_path / "here", 800)[1]["metadata"]["update"] == 2
+
+
+def test_help():
+    result = run_here(["--help"])
+    assert (result.code, result.err) == (0, [])
+    assert "--config=" in result.out[0]
+    assert "--workdir=" in result.out[0]
