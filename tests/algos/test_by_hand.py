@@ -59,7 +59,7 @@ def check_policy(state, metrics, weights):
     ("kind", "weights"),
     [
         ("return", [3.0, 3.0, 3.0]),
-        ("reward_to_go_baseline", [2.0, 3.0, 3.0]),
+        pytest.param("reward_to_go_baseline", [2.0, 3.0, 3.0], marks=pytest.mark.slow),
         # δ = 4 - 1, 2 + ½ - 1, 1 + ½ - 1, and each takes over ½·½ of the next
         ("advantage", [0.5 + 0.25 * 2.25, 1.5 + 0.25 * 3.0, 3.0]),
     ],

@@ -20,6 +20,9 @@ def test_line_world(name):
     state, last = loop.advance(state, 20)
     assert loop.evaluate(state)["eval/return_mean"] == 985.0
     assert last["episode/return_sum"].sum() / last["episode/count"].sum() > 850
+    if name == "trpo":  # max_kl is 0.01
+        assert (first["policy/kl"] <= 0.01).all()
+        assert first["trpo/accepted"].mean() > 0.5
     for metrics in (first, last):
         assert all(np.isfinite(x).all() for x in metrics.values())
 

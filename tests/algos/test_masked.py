@@ -12,7 +12,10 @@ from .small import CHOOSE, REACH, assert_same_bits, make_small, random_rollout
 LENGTH, ENVS = 6, 4
 CASES = {
     "vpg": (CHOOSE, {"net.name": "tabular", "algo.value_iterations": 2}),
-    "a2c": (REACH, {"normalize_observations": True, "algo.entropy_coef": 0.01}),
+    "a2c": (
+        REACH,
+        {"net.hidden_sizes": (), "normalize_observations": True, "algo.entropy_coef": 0.01},
+    ),
     "trpo": (
         REACH,
         {"net.log_std": "network", "net.hidden_sizes": (), "algo.value_iterations": 2},

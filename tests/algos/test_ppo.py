@@ -61,40 +61,26 @@ def check(state, theta, value):
     np.testing.assert_allclose(state.params["value"]["values"][0], value, rtol=1e-5)
 
 
-@pytest.fixture(scope="module")
-def clipped():
-    return make_small("ppo", ONE_STATE, {**PLAIN, "algo.clip": 0.2})
-
-
-def test_clip_by_hand(clipped):
+def test_both_clips_by_hand():
+    algo = make_small("ppo", ONE_STATE, {**PLAIN, "algo.clip": 0.2, "algo.value_clip": 0.5})
+    state, metrics = run(algo, algo.init(jax.random.key(0)))
     # p₀ = ½, A = 1: the first step moves θ by ±0.8·½ = ±0.4, so ρ = 2σ(0.8) = 1.38 > 1.2 and the
-    # policy stops there. The value goes on: V = 1 - (1 - 0.4)^6.
-    state, metrics = run(clipped, clipped.init(jax.random.key(0)))
-    check(state, [0.4, -0.4], 1 - 0.6**6)
-    check(state, *by_hand([0.0, 0.0], 0.0, steps=6, rate=RATE, clip=0.2)[:2])
-    ratio = 2 / (1 + math.exp(-0.8))
+    # policy stops there. V = 0 -> 0.4 -> 0.4 + 0.4·0.6 = 0.64, beyond 0 + 0.5: there it stays.
+    check(state, [0.4, -0.4], 0.64)
+    check(state, *by_hand([0, 0], 0.0, steps=6, rate=RATE, clip=0.2, value_clip=0.5)[:2])
     # Five of the six minibatches see the ratio outside the band.
+    ratio = 2 / (1 + math.exp(-0.8))
     np.testing.assert_allclose(metrics["policy/clip_fraction"], 5 / 6, rtol=1e-6)
     wanted = 5 / 6 * (ratio - 1 - math.log(ratio))
     np.testing.assert_allclose(metrics["policy/behaviour_kl"], wanted, rtol=1e-5)
     # -ρA, unclipped once and at 1.2 five times
     np.testing.assert_allclose(metrics["loss/policy"], -(1 + 5 * 1.2) / 6, rtol=1e-6)
-    np.testing.assert_allclose(
-        metrics["loss/value"], np.mean([0.5 * 0.6 ** (2 * k) for k in range(6)]), rtol=1e-5
-    )
-    assert metrics["policy/epochs"] == 3.0
-    assert metrics["optimizer/learning_rate"] == np.float32(RATE)
-    assert state.step == 1
-
-
-def test_value_clip_by_hand():
-    # ε = 0.5: V = 0 -> 0.4 -> 0.4 + 0.4·0.6 = 0.64, which is beyond 0 + 0.5: there it stays.
-    algo = make_small("ppo", ONE_STATE, {**PLAIN, "algo.value_clip": 0.5})
-    state, metrics = run(algo, algo.init(jax.random.key(0)))
-    np.testing.assert_allclose(state.params["value"]["values"][0], 0.64, rtol=1e-6)
     # ½·max of the two errors: 1, 0.36 (inside the band), and then four times (0.5 - 1)² = 0.25
     wanted = 0.5 * (1 + 0.36 + 4 * 0.25) / 6
     np.testing.assert_allclose(metrics["loss/value"], wanted, rtol=1e-5)
+    assert metrics["policy/epochs"] == 3.0
+    assert metrics["optimizer/learning_rate"] == np.float32(RATE)
+    assert state.step == 1
 
 
 TARGET_KL = 0.04

@@ -66,7 +66,8 @@ def test_full_step_by_hand():
 @pytest.mark.parametrize(
     ("theta", "settings"),
     [
-        ([0.3, -0.1], {"max_kl": 0.0}),  # no step is short enough
+        # No step is short enough.
+        pytest.param([0.3, -0.1], {"max_kl": 0.0}, marks=pytest.mark.slow),
         # A rare action: where p₀p₁ is small the quadratic model sees little of the true KL.
         ([-2.0, 2.0], {"max_kl": 0.5, "damping": 1e-4, "max_backtracks": 1}),
     ],

@@ -222,18 +222,18 @@ def assert_close(a, b, *, rtol, atol):
 
 
 @pytest.mark.parametrize(
-    "name", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ALGOS[:3])]
+    "name", ["a2c", *(pytest.param(x, marks=pytest.mark.slow) for x in ALGOS if x != "a2c")]
 )
 def test_seeds_side_by_side_are_the_runs_one_by_one(name):
-    side_by_side, alone = line_world_loop(name, num_seeds=3), shared_loop(name)
+    side_by_side, alone = line_world_loop(name, num_seeds=2), shared_loop(name)
     states, metrics = side_by_side.advance(side_by_side.init(), 5)
     scores = side_by_side.evaluate(states)
-    assert scores["eval/return_mean"].shape == (3,)
-    for seed in range(3):
+    assert scores["eval/return_mean"].shape == (2,)
+    for seed in range(2):
         state, wanted = alone.advance(line_world_loop(name, seed=seed).init(), 5)
-        one_of_three = jax.tree.map(lambda x, s=seed: x[s], states)
-        assert_close(one_of_three, state, rtol=1e-5, atol=1e-6)
-        assert {rows.shape for rows in metrics.values()} == {(5, 3)}
+        one_of_two = jax.tree.map(lambda x, s=seed: x[s], states)
+        assert_close(one_of_two, state, rtol=1e-5, atol=1e-6)
+        assert {rows.shape for rows in metrics.values()} == {(5, 2)}
         rows = {name: rows[:, [seed]] for name, rows in metrics.items()}
         assert_close(rows, wanted, rtol=2e-5, atol=5e-6)
         score = alone.evaluate(state)["eval/return_mean"]

@@ -22,6 +22,7 @@ def cartpole_loop(*, mode="same_step", num_seeds=1, seed=0):
         "ppo",
         "CartPole-v1",
         {
+            "net.name": "tabular",  # linear in the observations, and quickly compiled
             "normalize_observations": True,
             "optimizer.learning_rate": 1e-3,
             "algo.epochs": 2,
