@@ -1,11 +1,12 @@
 """The training of one run: advance, log, evaluate, checkpoint, until done or told to stop."""
 
+import contextlib
 import json
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -83,7 +84,8 @@ def train(config: Config, run: Run, workdir: Path, argv: Sequence[str]) -> int:
         stopped = signals.signal
         while update < run.num_updates and not stopped:
             num_updates = min(config.log_interval, run.num_updates - update)
-            state, rows = loop.advance(state, num_updates)
+            with no_bad_argument():
+                state, rows = loop.advance(state, num_updates)
             check_rows(rows, update, loop.steps_per_update, partial(newest, checkpoints))
             update += num_updates
             step, last = update * loop.steps_per_update, update == run.num_updates
@@ -91,7 +93,8 @@ def train(config: Config, run: Run, workdir: Path, argv: Sequence[str]) -> int:
             values = chunk_means(rows, names)
             evaluation = {}
             if last or update % config.eval_interval == 0:
-                evaluation = loop.evaluate(state)
+                with no_bad_argument():
+                    evaluation = loop.evaluate(state)
                 values |= evaluation
             seconds = time.perf_counter() - started
             row = over_seeds(values) | {
@@ -138,6 +141,15 @@ def draw(config: Config, workdir: Path) -> Path:
     title = f"{config.algo.name} {config.env.name}"
     plot_curves(workdir / "metrics.csv", curves, title=title, reference=config.solved_return)
     return curves
+
+
+@contextlib.contextmanager
+def no_bad_argument() -> Iterator[None]:
+    """A ValueError in here is a fault of the program: exit code 1, and the traceback is wanted."""
+    try:
+        yield
+    except ValueError as error:
+        raise RuntimeError("the run failed") from error
 
 
 def check_state(tree: PyTree, step: int, newest: Callable[[], str]) -> None:

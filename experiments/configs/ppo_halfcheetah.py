@@ -27,4 +27,5 @@ def get_config(variant: str = "") -> Config:
     if defaults.check_variant(variant):
         config.unroll_length = 64
         config = defaults.quick(config)
+        config.eval_episodes = 2
     return config

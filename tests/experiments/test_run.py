@@ -5,9 +5,11 @@ import json
 import re
 import struct
 
+import gymnasium
 import jax
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 from .command import NAMES, checkpoint_steps, digests, quick, read_checkpoint, run_here
 
@@ -125,3 +127,27 @@ def test_help():
     assert (result.code, result.err) == (0, [])
     assert "--config=" in result.out[0]
     assert "--workdir=" in result.out[0]
+
+
+class Faulty(CartPoleEnv):
+    """Breaks in the middle of training."""
+
+    def step(self, action):
+        if self.np_random.random() < 0.01:
+            raise ValueError("an array of the environment's own has a wrong shape")
+        return super().step(action)
+
+
+def test_a_fault_while_running_is_no_wrong_argument(tmp_path):
+    gymnasium.register("Faulty-v0", Faulty, max_episode_steps=500)
+    try:
+        with pytest.raises(RuntimeError, match="the run failed") as failure:
+            run_here(
+                quick(
+                    *("ppo_cartpole", tmp_path / "run"),
+                    *("env.name=Faulty-v0", "env.backend=gymnasium", "eval_episodes=1"),
+                )
+            )
+    finally:
+        del gymnasium.registry["Faulty-v0"]
+    assert isinstance(failure.value.__cause__, ValueError)
