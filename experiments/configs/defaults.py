@@ -57,6 +57,25 @@ def adam() -> Config:
     return optimizer
 
 
+def line_world(algo: Config) -> Config:
+    """A tabular run on the line world with the notes' discount."""
+    config = run("LineWorld-v0")
+    config.algo = algo
+    config.algo.discount = 0.9
+    config.algo.lambda_ = 0.9
+    config.algo.entropy_coef = 0.01
+    config.net.name = "tabular"
+    config.optimizer.name = "sgd"
+    config.optimizer.learning_rate = 0.5
+    config.env.num_envs = 16
+    config.unroll_length = 25
+    config.total_steps = 400_000
+    config.eval_episodes = 1  # the world and the greedy policy are deterministic
+    config.eval_interval = config.checkpoint_interval = 100
+    config.solved_return = 985.0  # -5 once, then 10 for the other 99 steps
+    return config
+
+
 def vpg() -> Config:
     algo: Config = ConfigDict()
     algo.name = "vpg"

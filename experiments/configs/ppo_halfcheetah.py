@@ -1,7 +1,7 @@
 """PPO on Gymnasium's HalfCheetah-v5 (needs the `mujoco` extra).
 
-python -m experiments.run --config=experiments/configs/ppo_halfcheetah.py
---workdir=runs/ppo_halfcheetah
+python -m experiments.run --config=experiments/configs/ppo_halfcheetah.py \\
+    --workdir=runs/ppo_halfcheetah
 """
 
 from experiments.configs import defaults
