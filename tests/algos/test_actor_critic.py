@@ -70,6 +70,30 @@ def test_acting_uses_the_moments_of_the_state():
     np.testing.assert_allclose(log_probs, wanted[np.asarray(actions)], rtol=1e-5)
 
 
+def test_values_of_both_observations_are_normalised():
+    """V(x) = x₀ after normalisation; x₀ = 5 and then 10, of mean 8 and variance 1.
+
+    So V = -3 and V' = 2; with reward 1 and discount ½ the target is 2 and the loss ½·5².
+    """
+    changes = {"normalize_observations": True, "net.name": "tabular", "algo.discount": 0.5}
+    algo = make_small("a2c", CHOOSE, changes)
+    state = algo.init(jax.random.key(0))
+    moments = update_moments(init_moments((3,)), jnp.array([[7.0, 0, 0], [9.0, 0, 0]]))
+    state = state._replace(moments=moments)
+    state.params["value"]["values"] = jnp.array([1.0, 0.0, 0.0])
+    rollout = random_rollout(np.random.default_rng(0), CHOOSE, 1, 1)
+    no = np.zeros((1, 1), bool)
+    rollout = rollout._replace(
+        observations=np.float32([[[5, 0, 0]]]),
+        next_observations=np.float32([[[10, 0, 0]]]),
+        rewards=np.ones((1, 1), np.float32),
+        terminated=no,
+        truncated=no,
+    )
+    _, metrics = algo.update(jax.random.key(1), state, rollout)
+    np.testing.assert_allclose(metrics["loss/value"], 12.5, rtol=1e-5)
+
+
 def test_annealed():
     steps = jnp.arange(5, dtype=jnp.int32)
     rates = jax.vmap(lambda s: annealed(0.8, s, anneal=True, num_updates=4))(steps)
