@@ -41,12 +41,14 @@ def run(argv: Sequence[str]) -> int:
     from experiments.build import build
     from experiments.rows import NotFinite
     from experiments.train import train
+    from rljax.runtime.interrupts import catch_signals
     from rljax.runtime.workdir import open_workdir
 
     try:
         built = build(config)
-        with open_workdir(path, config.to_dict()) as workdir:
-            return train(config, built, workdir.path, argv)
+        # Signals are a flag from here on: an exception of theirs could get lost in somebody's code.
+        with catch_signals() as signals, open_workdir(path, config.to_dict()) as workdir:
+            return train(config, built, workdir.path, argv, signals)
     except ValueError as error:
         return fail(error, 2)
     except (NotFinite, OSError, MemoryError, JaxRuntimeError) as error:

@@ -19,7 +19,7 @@ from experiments.rows import EPISODE_METRICS, NotFinite, check_rows, chunk_means
 from rljax.loops.evaluate import EVAL_METRICS
 from rljax.runtime.checkpoint import Checkpoints
 from rljax.runtime.files import to_json
-from rljax.runtime.interrupts import catch_signals
+from rljax.runtime.interrupts import Interrupt
 from rljax.runtime.metrics import MetricsWriter
 from rljax.runtime.plots import plot_curves
 from rljax.runtime.progress import progress_display
@@ -30,7 +30,7 @@ TIME_METRICS = ("time/seconds", "time/steps_per_second")  # of this process; nev
 EXIT_CODES: dict[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
-def train(config: Config, run: Run, workdir: Path, argv: Sequence[str]) -> int:
+def train(config: Config, run: Run, workdir: Path, argv: Sequence[str], signals: Interrupt) -> int:
     """Trains to the last update or a signal, from the newest checkpoint if there is one.
 
     Returns:
@@ -61,7 +61,6 @@ def train(config: Config, run: Run, workdir: Path, argv: Sequence[str]) -> int:
         checkpoints.close()
         return finish(config, workdir, loop.evaluate(loop.load(saved[0])))
     with (
-        catch_signals() as signals,
         MetricsWriter(
             workdir,
             [*columns, *TIME_METRICS],
