@@ -1,12 +1,15 @@
 """No random number of a run is drawn twice: every consumer gets a key of its own."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rljax.envs.gymnasium import make_host
 from rljax.loops.on_policy import jax_loop
+from rljax.loops.on_policy_host import host_loop
 from rljax.types import Algo, Discrete, Env, EnvSpec, Step
 
 NUM_ENVS, LENGTH, UPDATES = 4, 3, 4
@@ -92,3 +95,42 @@ def test_every_key_and_what_it_may_be_split_into_is_used_once():
     rows = descendants(np.stack(keys))
     assert len(rows) == (1 + UPDATES * (1 + LENGTH + 2 * LENGTH * NUM_ENVS)) * (1 + 8 + 64)
     assert len(np.unique(rows, axis=0)) == len(rows)
+
+
+def test_host_loop_draws_afresh_in_every_step_and_update():
+    """24 bits of each key that acts, [UPDATES, LENGTH], and of each that updates: all different."""
+
+    def number(key):
+        return jax.random.uniform(key)
+
+    def act(key, state, observations):
+        zeros = jnp.zeros(len(observations), jnp.int32)
+        return zeros, jnp.full(len(observations), number(key))
+
+    def update(key, state, rollout):
+        seen = jnp.append(rollout.behaviour_log_probs[:, 0], number(key))
+        return state.at[0].set(seen), {"loss/policy": number(key)}
+
+    algo = Algo(
+        init=lambda key: jnp.full((1, LENGTH + 1), number(key)),
+        act=act,
+        act_greedy=lambda state, observations: jnp.zeros(len(observations), jnp.int32),
+        update=update,
+    )
+    numbers = []
+    for seed in (0, 1):
+        loop = host_loop(
+            partial(make_host, "CartPole-v1"),
+            algo,
+            num_envs=2,
+            unroll_length=LENGTH,
+            max_updates=1,
+            eval_episodes=1,
+            seed=seed,
+        )
+        state = loop.init()
+        numbers.append(float(state.algo[0, 0]))
+        for _ in range(UPDATES):
+            state, _ = loop.advance(state, 1)
+            numbers.extend(np.asarray(state.algo[0]).tolist())
+    assert len(set(numbers)) == len(numbers) == 2 * (1 + UPDATES * (LENGTH + 1))
