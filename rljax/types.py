@@ -64,7 +64,7 @@ class Transition(NamedTuple):
 
     `episode_return` and `episode_length` are those of the episode that this step ended, and count
     only where `terminated | truncated`. `mask` is 0 where no step was taken: some host
-    environments spend a call on the reset.
+    environments spend a call on the reset. None: every call is a step.
     """
 
     observation: Array  # [B, ...] to act on next, after the reset
@@ -74,14 +74,19 @@ class Transition(NamedTuple):
     truncated: Array  # bool [B]
     episode_return: Array  # float32 [B]
     episode_length: Array  # int32 [B]
-    mask: Array  # bool [B]
+    mask: Array | None  # bool [B]
 
 
 class VectorEnv(NamedTuple):
-    """B pure-JAX environments stepped together."""
+    """B pure-JAX environments stepped together.
+
+    All that is random is drawn ahead: random bits are cheap in bulk and dear one at a time.
+    """
 
     reset: Callable[[Key], tuple[PyTree, Array]]  # key -> (state, observation [B, ...])
-    step: Callable[[Key, PyTree, Array], tuple[PyTree, Transition]]
+    draw: Callable[[Key, int], PyTree]  # key, T -> all that is random in T steps, [T, B, ...]
+    # what was drawn for one step, state, actions -> (state, transition)
+    step: Callable[[PyTree, PyTree, Array], tuple[PyTree, Transition]]
     spec: EnvSpec
     num_envs: int
 
@@ -111,13 +116,15 @@ class Rollout(NamedTuple):
     next_observations: Array  # [T, B, ...] before the reset
     episode_returns: Array  # float32 [T, B], of the episode that the step ended; as in `Transition`
     episode_lengths: Array  # int32 [T, B]
-    mask: Array  # bool [T, B]
+    mask: Array | None  # bool [T, B]; None keeps everything
 
 
 class Distribution(NamedTuple):
     """A family of distributions over actions; `params` is whatever the policy network returns."""
 
-    sample: Callable[[Key, PyTree], Array]
+    # key, [*S, A] -> float32 [*S, A]: all that is random in a sample
+    noise: Callable[[Key, tuple[int, ...]], Array]
+    sample: Callable[[Array, PyTree], Array]  # noise, params -> actions
     log_prob: Callable[[PyTree, Array], Array]
     entropy: Callable[[PyTree], Array]
     kl: Callable[[PyTree, PyTree], Array]  # KL(p || q)
@@ -135,8 +142,10 @@ class Algo(NamedTuple):
     """An algorithm as pure functions over its state."""
 
     init: Callable[[Key], PyTree]  # key -> state
-    # key, state, observations -> (actions, log_probs)
-    act: Callable[[Key, PyTree, Array], tuple[Array, Array]]
+    # key, shape -> noise [*shape, ...]: all that is random in `act`, drawn ahead for many steps
+    draw: Callable[[Key, tuple[int, ...]], PyTree]
+    # noise, state, observations [B, ...] -> (actions, log_probs)
+    act: Callable[[PyTree, PyTree, Array], tuple[Array, Array]]
     act_greedy: Callable[[PyTree, Array], Array]  # state, observations -> the policy's mode
     # key, state, batch -> (state, metrics)
     update: Callable[[Key, PyTree, Any], tuple[PyTree, Metrics]]

@@ -9,7 +9,8 @@ actor-critic, with the true gradient of log-softmax.
 from typing import Any
 
 import jax
-import optax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 from rljax.algos.actor_critic import (
     ActorCriticState,
@@ -19,6 +20,7 @@ from rljax.algos.actor_critic import (
     make_act,
     make_act_greedy,
     make_batch,
+    make_draw,
     make_optimizer,
     observe,
     value_metrics,
@@ -27,7 +29,7 @@ from rljax.losses.value import value_loss
 from rljax.losses.vpg import vpg_loss
 from rljax.nets.actor_critic import make_actor_critic
 from rljax.ops.masked import masked_mean, masked_whiten
-from rljax.types import Algo, Array, EnvSpec, Key, Metrics, Params, Rollout
+from rljax.types import Algo, Array, EnvSpec, Key, Metrics, Rollout
 
 
 def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
@@ -62,7 +64,10 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
         if algo.normalize_advantages:
             advantages = masked_whiten(advantages, batch.mask)
 
-        def loss_fn(params: Params) -> tuple[Array, Metrics]:
+        flat, unravel = ravel_pytree(state.params)
+
+        def loss_fn(flat: Array) -> tuple[Array, Metrics]:
+            params = unravel(flat)
             policy = nets.policy.apply(params["policy"], batch.observations)
             log_probs = nets.distribution.log_prob(policy, batch.actions)
             policy_loss, metrics = vpg_loss(log_probs, advantages, mask=batch.mask)
@@ -77,16 +82,16 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
                 "policy/entropy": entropy,
             }
 
-        grads, metrics = jax.grad(loss_fn, has_aux=True)(state.params)
+        grads, metrics = jax.grad(loss_fn, has_aux=True)(flat)
         rate = annealed(
             config.optimizer.learning_rate,
             state.step,
             anneal=config.optimizer.anneal,
             num_updates=num_updates,
         )
-        params, opt_state = apply_gradients(optimizer, grads, state.opt_state, state.params, rate)
+        flat, opt_state = apply_gradients(optimizer, grads, state.opt_state, flat, rate)
         state = state._replace(
-            params=params,
+            params=unravel(flat),
             opt_state=opt_state,
             moments=observe(state.moments, rollout),
             step=state.step + 1,
@@ -94,8 +99,8 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
         return state, {
             **metrics,
             **value_metrics(batch),
-            "grad/norm": optax.tree.norm(grads),
+            "grad/norm": jnp.linalg.norm(grads),
             "optimizer/learning_rate": rate,
         }
 
-    return Algo(init, make_act(nets), make_act_greedy(nets), update)
+    return Algo(init, make_draw(nets), make_act(nets), make_act_greedy(nets), update)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 
 from rljax.losses.value import value_loss
 from rljax.nets.actor_critic import ActorCritic
@@ -34,7 +35,7 @@ class Batch(NamedTuple):
     behaviour_values: Array  # [N]
     advantages: Array  # [N]
     targets: Array  # [N], of the value function
-    mask: Array  # [N]
+    mask: Array | None  # [N]
 
 
 def init_state(
@@ -46,13 +47,17 @@ def init_state(
     normalize_observations: bool,
     kl_coef: float = 0.0,
 ) -> ActorCriticState:
-    """First state; `optimizer` is one optax transformation, or a dict with the keys of `params`."""
+    """First state; `optimizer` is one optax transformation, or a dict with the keys of `params`.
+
+    Optimisers see parameters and gradients as one flat vector: with small networks, a handful of
+    operations on many small arrays would cost more than the gradient itself.
+    """
     policy_key, value_key = jax.random.split(key)
     params = {"policy": nets.policy.init(policy_key), "value": nets.value.init(value_key)}
     if isinstance(optimizer, dict):
-        opt_state = {name: optimizer[name].init(params[name]) for name in params}
+        opt_state = {name: optimizer[name].init(ravel(params[name])) for name in params}
     else:
-        opt_state = optimizer.init(params)
+        opt_state = optimizer.init(ravel(params))
     return ActorCriticState(
         params=params,
         opt_state=opt_state,
@@ -60,6 +65,11 @@ def init_state(
         kl_coef=jnp.float32(kl_coef),
         step=jnp.int32(0),
     )
+
+
+def ravel(params: Params) -> Array:
+    """All parameters as one vector."""
+    return ravel_pytree(params)[0]
 
 
 def normalize(moments: Moments | None, observations: Array) -> Array:
@@ -74,12 +84,21 @@ def normalize(moments: Moments | None, observations: Array) -> Array:
     return jnp.clip((observations - mean) * scale, -OBSERVATION_BOUND, OBSERVATION_BOUND)
 
 
-def make_act(nets: ActorCritic):
-    """`act(key, state, observations)`: sampled actions and their log-probabilities."""
+def make_draw(nets: ActorCritic):
+    """`draw(key, shape)`: the noise [*shape, A] that acting in so many rows needs."""
 
-    def act(key: Key, state: ActorCriticState, observations: Array) -> tuple[Array, Array]:
+    def draw(key: Key, shape: tuple[int, ...]) -> Array:
+        return nets.distribution.noise(key, (*shape, nets.action_size))
+
+    return draw
+
+
+def make_act(nets: ActorCritic):
+    """`act(noise, state, observations)`: sampled actions and their log-probabilities."""
+
+    def act(noise: Array, state: ActorCriticState, observations: Array) -> tuple[Array, Array]:
         policy = nets.policy.apply(state.params["policy"], normalize(state.moments, observations))
-        actions = nets.distribution.sample(key, policy)
+        actions = nets.distribution.sample(noise, policy)
         return actions, nets.distribution.log_prob(policy, actions)
 
     return act
@@ -101,6 +120,8 @@ def steps_taken(rollout: Rollout) -> Rollout:
     What stands there may be NaN, and the gradient of a network is NaN wherever its input is, also
     where the loss is masked. Such a row becomes an episode of its own; the step before it is cut.
     """
+    if rollout.mask is None:
+        return rollout
     taken = rollout.mask
 
     def select(x: Array) -> Array:
@@ -204,15 +225,14 @@ def annealed(rate: float, step: Array, *, anneal: bool, num_updates: int) -> Arr
 
 def apply_gradients(
     optimizer: optax.GradientTransformation,
-    grads: Params,
+    grads: Array,
     opt_state: PyTree,
-    params: Params,
+    params: Array,
     rate: Array,
-) -> tuple[Params, PyTree]:
-    """params - rate · (what the optimiser makes of the gradients)."""
+) -> tuple[Array, PyTree]:
+    """params - rate · (what the optimiser makes of the gradients), all as flat vectors."""
     updates, opt_state = optimizer.update(grads, opt_state, params)
-    updates = jax.tree.map(lambda update: -rate * update, updates)
-    return optax.apply_updates(params, updates), opt_state
+    return params - rate * updates, opt_state
 
 
 def fit_value(
@@ -227,16 +247,17 @@ def fit_value(
 ) -> tuple[Params, PyTree, Metrics]:
     """`iterations` gradient steps of the value net on the whole batch; the first one's metrics."""
 
-    def loss_fn(params: Params) -> tuple[Array, Metrics]:
-        return value_loss(
-            nets.value.apply(params, batch.observations), batch.targets, mask=batch.mask
-        )
+    flat, unravel = ravel_pytree(params)
+
+    def loss_fn(flat: Array) -> tuple[Array, Metrics]:
+        values = nets.value.apply(unravel(flat), batch.observations)
+        return value_loss(values, batch.targets, mask=batch.mask)
 
     def step(carry, _):
-        params, opt_state = carry
-        (loss, _), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
-        params, opt_state = apply_gradients(optimizer, grads, opt_state, params, rate)
-        return (params, opt_state), loss
+        flat, opt_state = carry
+        (loss, _), grads = jax.value_and_grad(loss_fn, has_aux=True)(flat)
+        flat, opt_state = apply_gradients(optimizer, grads, opt_state, flat, rate)
+        return (flat, opt_state), loss
 
-    (params, opt_state), losses = jax.lax.scan(step, (params, opt_state), length=iterations)
-    return params, opt_state, {"loss/value": losses[0]}
+    (flat, opt_state), losses = jax.lax.scan(step, (flat, opt_state), length=iterations)
+    return unravel(flat), opt_state, {"loss/value": losses[0]}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
+from jax.flatten_util import ravel_pytree
 
 from rljax.algos.actor_critic import (
     ActorCriticState,
@@ -22,6 +22,7 @@ from rljax.algos.actor_critic import (
     make_act,
     make_act_greedy,
     make_batch,
+    make_draw,
     make_optimizer,
     observe,
     value_metrics,
@@ -36,7 +37,7 @@ from rljax.types import Algo, Array, EnvSpec, Key, Metrics, Params, PyTree, Roll
 
 
 class Learner(NamedTuple):
-    params: Params
+    params: Array  # as one flat vector
     opt_state: PyTree
     stopped: Array  # bool []: the KL has grown too large, the remaining minibatches are skipped
 
@@ -142,10 +143,13 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
             num_updates=num_updates,
         )
 
+        params, unravel = ravel_pytree(state.params)
+
         def learn(learner: Learner, minibatch: tuple) -> tuple[Learner, Metrics]:
-            grads, metrics = jax.grad(loss_fn, has_aux=True)(
-                learner.params, *minibatch, state.kl_coef
-            )
+            def loss(params: Array) -> tuple[Array, Metrics]:
+                return loss_fn(unravel(params), *minibatch, state.kl_coef)
+
+            grads, metrics = jax.grad(loss, has_aux=True)(learner.params)
             params, opt_state = apply_gradients(
                 optimizer, grads, learner.opt_state, learner.params, rate
             )
@@ -154,7 +158,7 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
                 stop = metrics["policy/behaviour_kl"] > algo.kl_stop_factor * algo.target_kl
                 new = jax.tree.map(lambda n, old: jnp.where(stop, old, n), new, learner)
                 new = new._replace(stopped=stop)
-            return new, {**metrics, "grad/norm": optax.tree.norm(grads)}
+            return new, {**metrics, "grad/norm": jnp.linalg.norm(grads)}
 
         # Beside the metrics: whether the minibatch was looked at, and whether it was learned from.
         def step(learner: Learner, minibatch: tuple) -> tuple[Learner, tuple]:
@@ -175,14 +179,14 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
             )
             return jax.lax.scan(step, learner, minibatches)
 
-        learner = Learner(state.params, state.opt_state, jnp.bool_(False))
+        learner = Learner(params, state.opt_state, jnp.bool_(False))
         learner, (metrics, seen, used) = jax.lax.scan(
             epoch, learner, jax.random.split(key, algo.epochs)
         )
 
         kl_coef = state.kl_coef
         if algo.kl_penalty == "adaptive":
-            policy = nets.policy.apply(learner.params["policy"], batch.observations)
+            policy = nets.policy.apply(unravel(learner.params)["policy"], batch.observations)
             kl = masked_mean(nets.distribution.kl(behaviour, policy), batch.mask)
             kl_coef = adapted_kl_coef(kl_coef, kl, algo.target_kl)
         metrics = {
@@ -193,7 +197,7 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
             "optimizer/learning_rate": rate,
         }
         state = state._replace(
-            params=learner.params,
+            params=unravel(learner.params),
             opt_state=learner.opt_state,
             moments=observe(state.moments, rollout),
             kl_coef=kl_coef,
@@ -201,7 +205,7 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
         )
         return state, metrics
 
-    return Algo(init, make_act(nets), make_act_greedy(nets), update)
+    return Algo(init, make_draw(nets), make_act(nets), make_act_greedy(nets), update)
 
 
 def adapted_kl_coef(kl_coef: Array, kl: Array, target_kl: float) -> Array:

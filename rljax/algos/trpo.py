@@ -16,6 +16,7 @@ from rljax.algos.actor_critic import (
     make_act,
     make_act_greedy,
     make_batch,
+    make_draw,
     make_optimizer,
     observe,
     value_metrics,
@@ -109,4 +110,4 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
             "optimizer/learning_rate": rate,
         }
 
-    return Algo(init, make_act(nets), make_act_greedy(nets), update)
+    return Algo(init, make_draw(nets), make_act(nets), make_act_greedy(nets), update)

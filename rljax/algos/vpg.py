@@ -8,7 +8,8 @@ value function where an episode is cut or the rollout ends.
 from typing import Any, get_args
 
 import jax
-import optax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 from rljax.algos.actor_critic import (
     ActorCriticState,
@@ -20,6 +21,7 @@ from rljax.algos.actor_critic import (
     init_state,
     make_act,
     make_act_greedy,
+    make_draw,
     make_optimizer,
     observe,
     steps_taken,
@@ -29,7 +31,7 @@ from rljax.algos.actor_critic import (
 from rljax.losses.vpg import WeightKind, vpg_loss, vpg_weights
 from rljax.nets.actor_critic import check_choice, make_actor_critic
 from rljax.ops.masked import masked_mean, masked_whiten
-from rljax.types import Algo, Array, EnvSpec, Key, Metrics, Params, Rollout
+from rljax.types import Algo, Array, EnvSpec, Key, Metrics, Rollout
 
 
 def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
@@ -84,19 +86,21 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
         if algo.normalize_advantages:
             weights = masked_whiten(weights, batch.mask)
 
-        def loss_fn(params: Params) -> tuple[Array, Metrics]:
-            policy = nets.policy.apply(params, batch.observations)
+        flat, unravel = ravel_pytree(state.params["policy"])
+
+        def loss_fn(flat: Array) -> tuple[Array, Metrics]:
+            policy = nets.policy.apply(unravel(flat), batch.observations)
             log_probs = nets.distribution.log_prob(policy, batch.actions)
             policy_loss, metrics = vpg_loss(log_probs, weights, mask=batch.mask)
             entropy = masked_mean(nets.distribution.entropy(policy), batch.mask)
             loss = policy_loss - algo.entropy_coef * entropy
             return loss, {**metrics, "policy/entropy": entropy}
 
-        grads, metrics = jax.grad(loss_fn, has_aux=True)(state.params["policy"])
+        grads, metrics = jax.grad(loss_fn, has_aux=True)(flat)
         scale = annealed(1.0, state.step, anneal=config.optimizer.anneal, num_updates=num_updates)
         rate = scale * config.optimizer.learning_rate
-        policy_params, policy_opt_state = apply_gradients(
-            optimizer["policy"], grads, state.opt_state["policy"], state.params["policy"], rate
+        flat, policy_opt_state = apply_gradients(
+            optimizer["policy"], grads, state.opt_state["policy"], flat, rate
         )
         value_params, value_opt_state, fit_metrics = fit_value(
             nets,
@@ -108,7 +112,7 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
             iterations=algo.value_iterations,
         )
         state = state._replace(
-            params={"policy": policy_params, "value": value_params},
+            params={"policy": unravel(flat), "value": value_params},
             opt_state={"policy": policy_opt_state, "value": value_opt_state},
             moments=observe(state.moments, rollout),
             step=state.step + 1,
@@ -117,8 +121,8 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
             **metrics,
             **fit_metrics,
             **value_metrics(batch),
-            "grad/norm": optax.tree.norm(grads),
+            "grad/norm": jnp.linalg.norm(grads),
             "optimizer/learning_rate": rate,
         }
 
-    return Algo(init, make_act(nets), make_act_greedy(nets), update)
+    return Algo(init, make_draw(nets), make_act(nets), make_act_greedy(nets), update)

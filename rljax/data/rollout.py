@@ -9,35 +9,65 @@ import numpy as np
 
 from rljax.types import Array, HostVectorEnv, Key, Metrics, PyTree, Rollout, Transition, VectorEnv
 
-Act = Callable[[Key, Array], tuple[Array, Array]]  # key, observations -> (actions, log_probs)
-HostAct = Callable[[int, np.ndarray], tuple[np.ndarray, np.ndarray]]  # the step's index for the key
+Draw = Callable[[Key, tuple[int, ...]], PyTree]  # key, shape -> noise [*shape, ...]
+Act = Callable[[PyTree, Array], tuple[Array, Array]]  # noise, observations -> (actions, log_probs)
+HostAct = Callable[[int, np.ndarray], tuple[np.ndarray, np.ndarray]]  # the step's index for noise
+
+
+def draw_noise(key: Key, draw: Draw, num_envs: int, *, length: int, hold: int = 1) -> PyTree:
+    """Noise [T, B, ...] for T steps, drawn afresh every `hold` steps and kept in between.
+
+    Kept noise pushes an action one way for a while, which explores where single pushes average
+    out; each step's log-probability is still that of its own action (Raffin et al., 2021, "Smooth
+    Exploration for Robotic Reinforcement Learning", whose noise also depends on the state).
+
+    >>> noise = draw_noise(jax.random.key(0), jax.random.normal, 2, length=5, hold=2)
+    >>> noise.shape, bool((noise[0] == noise[1]).all()), bool((noise[1] == noise[2]).any())
+    ((5, 2), True, False)
+    """
+    noise = draw(key, (-(-length // hold), num_envs))
+    return (
+        jax.tree.map(lambda x: jnp.repeat(x, hold, axis=0)[:length], noise) if hold > 1 else noise
+    )
 
 
 def unroll(
-    key: Key, env: VectorEnv, act: Act, env_state: PyTree, observation: Array, *, length: int
+    key: Key,
+    env: VectorEnv,
+    draw: Draw,
+    act: Act,
+    env_state: PyTree,
+    observation: Array,
+    *,
+    length: int,
+    hold: int = 1,
 ) -> tuple[PyTree, Array, Rollout]:
     """Acts for `length` steps in B pure-JAX environments, in one `lax.scan`.
 
     Args:
-      key: consumed; step t uses `split(key, length)[t]`.
+      key: consumed.
       env: the environments.
-      act: the policy, key and observations [B, ...] to actions and their log-probabilities [B].
+      draw: key and shape (T, B) to the policy's noise [T, B, ...].
+      act: the policy, noise and observations [B, ...] to actions and their log-probabilities [B].
       env_state, observation: where the last unroll ended.
       length: T, at least 1.
+      hold: for how many steps one draw of the policy's noise is kept; see `draw_noise`.
 
     Returns:
       The environments' state and observation to go on from, and the rollout [T, B, ...].
     """
+    act_key, env_key = jax.random.split(key)
+    noise = draw_noise(act_key, draw, env.num_envs, length=length, hold=hold)
 
-    def step(carry, key):
+    def step(carry, randomness):
         env_state, observation = carry
-        act_key, env_key = jax.random.split(key)
-        actions, log_probs = act(act_key, observation)
-        env_state, transition = env.step(env_key, env_state, actions)
+        noise, draws = randomness
+        actions, log_probs = act(noise, observation)
+        env_state, transition = env.step(draws, env_state, actions)
         return (env_state, transition.observation), (observation, actions, log_probs, transition)
 
     (env_state, observation), steps = jax.lax.scan(
-        step, (env_state, observation), jax.random.split(key, length)
+        step, (env_state, observation), (noise, env.draw(env_key, length))
     )
     return env_state, observation, make_rollout(*steps)
 
@@ -88,7 +118,9 @@ def episode_sums(rollout: Rollout) -> Metrics:
     Sums rather than means: a rollout without an ended episode adds nothing, and the sums of several
     rollouts give the exact mean over their episodes.
     """
-    done = (rollout.terminated | rollout.truncated) & rollout.mask
+    done = rollout.terminated | rollout.truncated
+    if rollout.mask is not None:
+        done &= rollout.mask
     return {
         "episode/count": jnp.sum(done, dtype=jnp.float32),
         "episode/return_sum": jnp.sum(jnp.where(done, rollout.episode_returns, 0.0)),

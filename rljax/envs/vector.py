@@ -8,6 +8,11 @@ import jax.numpy as jnp
 from rljax.types import Array, Env, Key, PyTree, Transition, VectorEnv
 
 
+class Draws(NamedTuple):
+    key: Key  # for the step itself
+    fresh: tuple[PyTree, Array]  # state and observation of the episode that may begin
+
+
 class VectorState(NamedTuple):
     env: PyTree  # the environment's own state, [B, ...]
     episode_return: Array  # float32 [B]: rewards of the running episode so far
@@ -17,16 +22,16 @@ class VectorState(NamedTuple):
 def vectorize(env: Env, num_envs: int) -> VectorEnv:
     """Steps `num_envs` copies of `env` together; each is reset in the step that ends its episode.
 
-    Environment b draws from `split(key, B)[b]`, so what it does depends neither on how many
-    devices the B environments are spread over nor on the other environments.
+    Each environment has keys of its own, so what it does depends neither on how many devices the B
+    environments are spread over nor on the other environments.
 
     Args:
       env: the environment.
       num_envs: B, at least 1.
 
     Returns:
-      A `VectorEnv`. `next_observation` of its transitions is the one before the reset; the mask is
-      all ones.
+      A `VectorEnv`. `next_observation` of its transitions is the one before the reset; there is no
+      mask, as every call is a step.
 
     Raises:
       ValueError: if `num_envs` is below 1.
@@ -46,20 +51,22 @@ def vectorize(env: Env, num_envs: int) -> VectorEnv:
             env_state, jnp.zeros(num_envs), jnp.zeros(num_envs, jnp.int32)
         ), observation
 
-    def step(key: Key, state: VectorState, actions: Array) -> tuple[VectorState, Transition]:
-        return jax.vmap(step_one)(jax.random.split(key, num_envs), state, actions)
+    def draw(key: Key, length: int) -> Draws:
+        keys = jax.random.split(key, (2, length, num_envs))
+        return Draws(keys[0], jax.vmap(jax.vmap(env.reset))(keys[1]))
 
-    def step_one(key: Key, state: VectorState, action: Array) -> tuple[VectorState, Transition]:
-        step_key, reset_key = jax.random.split(key)
-        env_state, after = env.step(step_key, state.env, action)
+    def step(draws: Draws, state: VectorState, actions: Array) -> tuple[VectorState, Transition]:
+        return jax.vmap(step_one)(draws, state, actions)
+
+    def step_one(draws: Draws, state: VectorState, action: Array) -> tuple[VectorState, Transition]:
+        env_state, after = env.step(draws.key, state.env, action)
         done = after.terminated | after.truncated
         episode_return = state.episode_return + after.reward
         episode_length = state.episode_length + 1
 
-        fresh_state, fresh_observation = env.reset(reset_key)
         env_state, observation = jax.tree.map(
             lambda fresh, old: jnp.where(done, fresh, old),
-            (fresh_state, fresh_observation),
+            draws.fresh,
             (env_state, after.observation),
         )
         transition = Transition(
@@ -70,7 +77,7 @@ def vectorize(env: Env, num_envs: int) -> VectorEnv:
             truncated=after.truncated,
             episode_return=episode_return,
             episode_length=episode_length,
-            mask=jnp.bool_(True),
+            mask=None,
         )
         running = VectorState(
             env_state,
@@ -79,4 +86,4 @@ def vectorize(env: Env, num_envs: int) -> VectorEnv:
         )
         return running, transition
 
-    return VectorEnv(reset, step, env.spec, num_envs)
+    return VectorEnv(reset, draw, step, env.spec, num_envs)

@@ -29,6 +29,7 @@ def jax_loop(
     seed: int = 0,
     num_seeds: int = 1,
     num_devices: int = 1,
+    noise_hold: int = 1,
 ) -> Loop:
     """The loop for a pure-JAX environment: `advance` is one call of one compiled program.
 
@@ -43,6 +44,7 @@ def jax_loop(
       eval_episodes: environments, and so episodes, of one evaluation.
       seed: of the first run; run s of `num_seeds` uses seed + s.
       num_devices: 0 takes all there are.
+      noise_hold: steps for which one draw of the policy's noise is kept.
 
     Raises:
       ValueError: if B is not divisible by the number of devices, or there are too few devices.
@@ -67,10 +69,12 @@ def jax_loop(
         env_state, observation, rollout = unroll(
             act_key,
             envs,
-            lambda key, observation: algo.act(key, state.algo, observation),
+            algo.draw,
+            lambda noise, observation: algo.act(noise, state.algo, observation),
             state.env,
             state.observation,
             length=unroll_length,
+            hold=noise_hold,
         )
         algo_state, metrics = algo.update(update_key, state.algo, rollout)
         state = RunState(algo_state, env_state, observation, state.key, state.step + 1)

@@ -19,6 +19,7 @@ class ActorCritic(NamedTuple):
     policy: Net  # params, observations [..., *O] -> parameters of the distribution
     value: Net  # params, observations [..., *O] -> [...]
     distribution: Distribution
+    action_size: int  # A: number of discrete actions, or of real ones
 
 
 def make_actor_critic(config: Any, spec: EnvSpec) -> ActorCritic:
@@ -50,7 +51,8 @@ def make_actor_critic(config: Any, spec: EnvSpec) -> ActorCritic:
                 f"{spec.name} has {actions} and observations {spec.observation_shape}"
             )
         policy = pure(lambda rngs: mlp.Table(features, actions.num_actions))
-        return ActorCritic(policy, pure(lambda rngs: mlp.ValueTable(features)), CATEGORICAL)
+        value = pure(lambda rngs: mlp.ValueTable(features))
+        return ActorCritic(policy, value, CATEGORICAL, actions.num_actions)
 
     hidden_sizes = tuple(config.hidden_sizes)
     if not all(isinstance(size, int) and size >= 1 for size in hidden_sizes):
@@ -80,6 +82,7 @@ def make_actor_critic(config: Any, spec: EnvSpec) -> ActorCritic:
         flat_observations(pure(make_policy), spec),
         flat_observations(pure(make_value), spec),
         CATEGORICAL if isinstance(actions, Discrete) else GAUSSIAN,
+        actions.num_actions if isinstance(actions, Discrete) else len(actions.low),
     )
 
 

@@ -1,26 +1,68 @@
 """Multi-layer perceptrons and the heads that turn their features into a policy or a value."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from rljax.types import Array
+from rljax.types import Array, Key
 
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "silu": jax.nn.silu, "gelu": jax.nn.gelu}
 LOG_STD_RANGE = (-5.0, 2.0)  # of a log_std that a network computes; a free parameter is not bounded
 
 
+def orthogonal(scale: float) -> Callable[..., Array]:
+    """Initialiser of a kernel [m, n] with orthonormal rows or columns, whichever are fewer, times `scale`.
+
+    Gram-Schmidt, twice for accuracy, instead of LAPACK's QR: on CPU jaxlib's QR of a batch waits for
+    the threads that it occupies, and several at once (networks of vmapped seeds) wait for ever.
+    Saxe et al. (2014), "Exact solutions to the nonlinear dynamics of learning in deep linear neural
+    networks".
+    """
+
+    def init(key: Key, shape: tuple[int, int], dtype: Any = jnp.float32) -> Array:
+        noise = jax.random.normal(key, (min(shape), max(shape)))
+
+        def add(i: Array, basis: Array) -> Array:
+            vector = noise[i]
+            for _ in range(2):
+                vector -= (basis @ vector) @ basis
+            return basis.at[i].set(vector / jnp.linalg.norm(vector))
+
+        basis = jax.lax.fori_loop(0, len(noise), add, jnp.zeros_like(noise))
+        return scale * (basis if shape[0] <= shape[1] else basis.T).astype(dtype)
+
+    return init
+
+
 def linear(
     features_in: int, features_out: int, *, scale: float, bias: float = 0.0, rngs: nnx.Rngs
 ) -> nnx.Linear:
-    """A layer with an orthogonal kernel times `scale` (Saxe et al., 2014) and a constant bias."""
+    """A layer with an orthogonal kernel times `scale` and a constant bias."""
     return nnx.Linear(
         features_in,
         features_out,
-        kernel_init=nnx.initializers.orthogonal(scale),
+        kernel_init=orthogonal(scale),
+        bias_init=nnx.initializers.constant(bias),
+        rngs=rngs,
+    )
+
+
+def head(
+    features_in: int, features_out: int, *, scale: float, bias: float = 0.0, rngs: nnx.Rngs
+) -> nnx.Einsum:
+    """The same for a last layer, with its kernel as [outputs, features].
+
+    The gradient of a kernel with few outputs is much faster to compute in this shape.
+    """
+    return nnx.Einsum(
+        "...f,of->...o",
+        (features_out, features_in),
+        (features_out,),
+        kernel_init=orthogonal(scale),
         bias_init=nnx.initializers.constant(bias),
         rngs=rngs,
     )
@@ -53,7 +95,7 @@ class CategoricalPolicy(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.trunk = MLP(features, hidden_sizes, activation, rngs)
-        self.logits = linear([features, *hidden_sizes][-1], num_actions, scale=0.01, rngs=rngs)
+        self.logits = head([features, *hidden_sizes][-1], num_actions, scale=0.01, rngs=rngs)
 
     def __call__(self, observations: Array) -> Array:
         return self.logits(self.trunk(observations))
@@ -78,10 +120,10 @@ class GaussianPolicy(nnx.Module):
     ):
         width = [features, *hidden_sizes][-1]
         self.trunk = MLP(features, hidden_sizes, activation, rngs)
-        self.mean = linear(width, num_actions, scale=0.01, rngs=rngs)
+        self.mean = head(width, num_actions, scale=0.01, rngs=rngs)
         self.state_dependent = log_std == "network"
         if self.state_dependent:
-            self.log_std_head = linear(width, num_actions, scale=0.01, bias=log_std_init, rngs=rngs)
+            self.log_std_head = head(width, num_actions, scale=0.01, bias=log_std_init, rngs=rngs)
         else:
             self.log_std = nnx.Param(jnp.full(num_actions, log_std_init))
 
@@ -98,7 +140,7 @@ class Value(nnx.Module):
 
     def __init__(self, features: int, hidden_sizes: Sequence[int], activation: str, rngs: nnx.Rngs):
         self.trunk = MLP(features, hidden_sizes, activation, rngs)
-        self.value = linear([features, *hidden_sizes][-1], 1, scale=1.0, rngs=rngs)
+        self.value = head([features, *hidden_sizes][-1], 1, scale=1.0, rngs=rngs)
 
     def __call__(self, observations: Array) -> Array:
         return self.value(self.trunk(observations))[..., 0]

@@ -140,4 +140,29 @@ def categorical_sample(key: Key, logits: Real[ArrayLike, "*S A"]) -> Int[Array, 
         >>> categorical_sample(jax.random.key(0), jnp.array([[-jnp.inf, 5.0, -jnp.inf]])).tolist()
         [1]
     """
-    return jax.random.categorical(key, jnp.asarray(logits, jnp.float32)).astype(jnp.int32)
+    return gumbel_max(jax.random.gumbel(key, jnp.shape(logits)), logits)
+
+
+def gumbel_max(
+    noise: Float[ArrayLike, "*S A"], logits: Real[ArrayLike, "*S A"]
+) -> Int[Array, "*S"]:
+    """argmax(z + g): a sample of softmax(z) if g is standard Gumbel noise.
+
+    Args:
+        noise: g [*S, A], from `jax.random.gumbel`.
+        logits: z [*S, A], any real dtype; an action whose logit is -inf is never chosen.
+
+    Returns:
+        [*S] int32 in 0 ... A-1; 0 for a row without any live action.
+
+    Raises:
+        ValueError: if the shapes differ.
+
+    Example:
+        >>> gumbel_max(jnp.array([0.5, 0.1]), jnp.array([0.0, 1.0])).item()
+        1
+
+    Source: Gumbel (1954), Statistical Theory of Extreme Values and Some Practical Applications.
+    """
+    check_same_shape(noise=noise, logits=logits)
+    return jnp.argmax(jnp.asarray(logits, jnp.float32) + noise, axis=-1).astype(jnp.int32)

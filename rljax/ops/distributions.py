@@ -6,6 +6,7 @@ A policy network returns `params`; a `Distribution` says what they mean:
     GAUSSIAN     params = (mean [*S, A], log_std), actions float32 [*S, A]
 """
 
+import jax
 import jax.numpy as jnp
 
 from rljax.ops.categorical import (
@@ -13,6 +14,7 @@ from rljax.ops.categorical import (
     categorical_kl,
     categorical_log_prob,
     categorical_sample,
+    gumbel_max,
     mask_logits,
 )
 from rljax.ops.checks import broadcast_trailing
@@ -21,6 +23,7 @@ from rljax.ops.gaussian import (
     gaussian_kl,
     gaussian_log_prob,
     gaussian_sample,
+    gaussian_shift,
     tanh_gaussian_log_prob,
     tanh_gaussian_sample_and_log_prob,
 )
@@ -37,6 +40,8 @@ __all__ = [
     "gaussian_kl",
     "gaussian_log_prob",
     "gaussian_sample",
+    "gaussian_shift",
+    "gumbel_max",
     "mask_logits",
     "tanh_gaussian_log_prob",
     "tanh_gaussian_sample_and_log_prob",
@@ -50,7 +55,8 @@ def _broadcast_gaussian_entropy(params):
 
 
 CATEGORICAL = Distribution(
-    sample=categorical_sample,
+    noise=jax.random.gumbel,
+    sample=gumbel_max,
     log_prob=categorical_log_prob,
     entropy=categorical_entropy,
     kl=categorical_kl,
@@ -58,7 +64,8 @@ CATEGORICAL = Distribution(
 )
 
 GAUSSIAN = Distribution(
-    sample=lambda key, params: gaussian_sample(key, *params),
+    noise=jax.random.normal,
+    sample=lambda noise, params: gaussian_shift(noise, *params),
     log_prob=lambda params, actions: gaussian_log_prob(params[0], params[1], actions),
     entropy=_broadcast_gaussian_entropy,
     kl=lambda params_p, params_q: gaussian_kl(*params_p, *params_q),

@@ -136,9 +136,34 @@ def gaussian_sample(
         >>> gaussian_sample(jax.random.key(0), jnp.zeros((4, 2)), -1.0).shape
         (4, 2)
     """
+    return gaussian_shift(jax.random.normal(key, jnp.shape(mean)), mean, log_std)
+
+
+def gaussian_shift(
+    noise: Float[ArrayLike, "*S A"],
+    mean: Real[ArrayLike, "*S A"],
+    log_std: Scalar | Float[ArrayLike, "..."],
+) -> Float[Array, "*S A"]:
+    """μ + σ ε: a sample of N(μ, σ²) if ε is standard normal noise.
+
+    Args:
+        noise: ε [*S, A], from `jax.random.normal`.
+        mean: μ [*S, A], any real dtype.
+        log_std: log σ, a scalar or of the trailing shape of mean.
+
+    Returns:
+        [*S, A] float32.
+
+    Raises:
+        ValueError: if the shapes differ or log_std does not fit.
+
+    Example:
+        >>> gaussian_shift(jnp.array([2.0]), jnp.array([1.0]), 0.0).tolist()
+        [3.0]
+    """
+    check_same_shape(noise=noise, mean=mean)
     mean = jnp.asarray(mean, jnp.float32)
-    log_std = broadcast_trailing("log_std", log_std, mean.shape)
-    return mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape)
+    return mean + jnp.exp(broadcast_trailing("log_std", log_std, mean.shape)) * noise
 
 
 def _bounds(low: ArrayLike, high: ArrayLike, shape: tuple[int, ...]) -> tuple[Array, Array]:
