@@ -6,12 +6,16 @@ together.
 
 from collections.abc import Callable
 
-from rljax.envs import cartpole, line_world
+from rljax.envs import acrobot, cartpole, line_world, mountain_car, pendulum
 from rljax.types import Env
 
 PURE_JAX: dict[str, Callable[[], Env]] = {
+    "Acrobot-v1": acrobot.make,
     "CartPole-v1": cartpole.make,
     "LineWorld-v0": line_world.make,
+    "MountainCar-v0": mountain_car.make,
+    "MountainCarContinuous-v0": mountain_car.make_continuous,
+    "Pendulum-v1": pendulum.make,
 }
 
 

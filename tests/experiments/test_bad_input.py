@@ -130,7 +130,7 @@ def test_every_number_of_every_config_has_a_range():
         (PPO, ["algo.normalize_advantages=x"], "'x': allowed are none, batch, minibatch"),
         (VPG, ["algo.weights=x"], "config.algo.weights is 'x': allowed are return, reward_to_go"),
         (PPO, ["env.backend=brax"], "config.env.backend is 'brax': allowed are jax, gymnasium"),
-        (PPO, ["env.name=CartPole-v9"], "unknown environment 'CartPole-v9': allowed are CartPole"),
+        (PPO, ["env.name=CartPole-v9"], "unknown environment 'CartPole-v9': allowed are Acrobot"),
         (HOST, ["env.name=HalfCheetah-v55"], "unknown environment 'HalfCheetah-v55': did you mean"),
         (HOST, ["env.name=nowhere:Env-v0"], "unknown environment 'nowhere:Env-v0'"),
         (HOST, ["env.autoreset_mode=x"], "autoreset_mode is 'x', allowed are"),
