@@ -3,134 +3,16 @@
 Each case is driven once; the tests look at the recording.
 """
 
-import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
 import gymnasium
-import jax
 import numpy as np
 import pytest
 
-from rljax.envs import PURE_JAX, make
-from rljax.envs.gymnasium import adapt, env_seeds, make_host
+from rljax.envs import PURE_JAX
+from rljax.envs.gymnasium import env_seeds
 from rljax.envs.mujoco import quiet_models
-from rljax.envs.vector import vectorize
-from rljax.types import Box, Discrete, EnvSpec, Transition
+from rljax.types import Box
 
-B, SEED = 3, 5
-MODES = ("same_step", "next_step", "disabled")
-
-
-class Case(NamedTuple):
-    name: str
-    how: str  # "jax", "native", or the vectorization of `make_host`
-    mode: str
-    num_steps: int
-    options: tuple = ()
-
-    def __str__(self):
-        return "-".join([self.name, self.how, self.mode, *(key for key, _ in self.options)])
-
-
-CASES = [
-    Case("LineWorld-v0", "jax", "same_step", 220),
-    Case("CartPole-v1", "jax", "same_step", 520),
-    *(Case("CartPole-v1", "sync", mode, 520) for mode in MODES),
-    *(Case("CartPole-v1", "async", mode, 60) for mode in MODES),
-    Case("CartPole-v1", "native", "next_step", 520),  # Gymnasium's own vector CartPole
-    *(Case("Pendulum-v1", "sync", mode, 410) for mode in MODES),
-    *(Case("HalfCheetah-v5", "sync", mode, 1010) for mode in MODES),
-    *(Case("Hopper-v5", "sync", mode, 250) for mode in MODES),
-    # A Hopper that may fall: the only way for it to reach its limit untrained.
-    Case("Hopper-v5", "sync", "next_step", 1010, (("terminate_when_unhealthy", False),)),
-]
-
-
-class Runner(NamedTuple):
-    reset: Callable[[int], np.ndarray]
-    step: Callable[[np.ndarray], Transition]
-    spec: EnvSpec
-    close: Callable[[], None]
-
-
-def open_runner(case):
-    if case.how == "jax":
-        return open_jax(case.name)
-    if case.how == "native":
-        envs = adapt(gymnasium.make_vec(case.name, B, vectorization_mode="vector_entry_point"))
-    else:
-        envs = make_host(
-            case.name, B, autoreset_mode=case.mode, vectorization=case.how, **dict(case.options)
-        )
-    return Runner(envs.reset, envs.step, envs.spec, envs.close)
-
-
-@functools.cache
-def compiled(name):
-    envs = vectorize(make(name), B)
-    return envs.spec, jax.jit(envs.reset), jax.jit(envs.step)
-
-
-def open_jax(name):
-    spec, vector_reset, vector_step = compiled(name)
-    memory: dict[str, Any] = {}
-
-    def reset(seed):
-        memory["key"], reset_key = jax.random.split(jax.random.key(seed))
-        memory["state"], observation = vector_reset(reset_key)
-        return np.asarray(observation)
-
-    def step(actions):
-        memory["key"], step_key = jax.random.split(memory["key"])
-        memory["state"], transition = vector_step(step_key, memory["state"], actions)
-        return jax.tree.map(np.asarray, transition)
-
-    return Runner(reset, step, spec, lambda: None)
-
-
-def act(spec, b, observation):
-    """A policy without randomness: environment 0 of CartPole is balanced, the rest is erratic."""
-    if spec.name == "CartPole-v1" and b == 0:
-        x, x_dot, theta, theta_dot = observation
-        return int(0.1 * x + 0.3 * x_dot + 3.0 * theta + theta_dot > 0)
-    noise = np.sin(1e3 * float(observation.sum(dtype=np.float64)))
-    if isinstance(spec.action_space, Discrete):
-        return int((noise + 1) / 2 * spec.action_space.num_actions * (1 - 1e-9))
-    phases = np.arange(len(spec.action_space.low))
-    return 1.5 * spec.action_space.high * np.sin(100 * noise + phases)  # beyond the bounds at times
-
-
-def drive(runner, observation, num_steps):
-    """Observations acted on, actions and transitions, each stacked to [T, B, ...]."""
-    dtype = np.int32 if isinstance(runner.spec.action_space, Discrete) else np.float32
-    observations, actions, transitions = [], [], []
-    for _ in range(num_steps):
-        action = np.array([act(runner.spec, b, observation[b]) for b in range(B)], dtype)
-        transition = runner.step(action)
-        observations.append(observation)
-        actions.append(action)
-        transitions.append(transition)
-        observation = transition.observation
-    return np.stack(observations), np.stack(actions), Transition(*map(np.stack, zip(*transitions)))
-
-
-class Recording(NamedTuple):
-    spec: EnvSpec
-    first: np.ndarray
-    observations: np.ndarray
-    actions: np.ndarray
-    steps: Transition
-
-
-@functools.cache
-def record(case):
-    runner = open_runner(case)
-    first = runner.reset(SEED)
-    recording = Recording(runner.spec, first, *drive(runner, first, case.num_steps))
-    runner.close()
-    return recording
-
+from .recordings import CASES, ENDLESS, LIMITS, MODES, SEED, B, Case, drive, open_runner, record
 
 all_cases = pytest.mark.parametrize("case", CASES, ids=str)
 host_cases = pytest.mark.parametrize("case", [c for c in CASES if c.how[-4:] == "sync"], ids=str)
@@ -202,8 +84,9 @@ def test_statistics_equal_a_hand_count(case):
 @all_cases
 def test_truncated_at_the_limit_and_only_there(case):
     spec, _, _, _, steps = record(case)
-    limits = {"LineWorld-v0": 100, "CartPole-v1": 500, "Pendulum-v1": 200}
-    assert spec.max_episode_steps == limits.get(case.name, 1000)
+    options = dict(case.options)
+    limit = options.get("max_episode_steps", LIMITS.get(case.name, 1000))
+    assert spec.max_episode_steps == limit
     ended = steps.terminated | steps.truncated
     assert (steps.episode_length[ended] <= spec.max_episode_steps).all()
     # No step is both: an episode of these that falls does so long before its limit.
@@ -211,8 +94,8 @@ def test_truncated_at_the_limit_and_only_there(case):
         steps.truncated[ended], steps.episode_length[ended] == spec.max_episode_steps
     )
     np.testing.assert_array_equal(steps.terminated[ended], ~steps.truncated[ended])
-    falls = case.name == "CartPole-v1" or (case.name == "Hopper-v5" and not case.options)
-    assert steps.terminated.any() == falls
+    endless = case.name in ENDLESS or "terminate_when_unhealthy" in options
+    assert steps.terminated.any() == (not endless)
     assert steps.truncated.any() == (case.num_steps > spec.max_episode_steps)
 
 
@@ -270,15 +153,18 @@ def test_equal_to_the_raw_single_environments(case):
         raw.close()
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "HalfCheetah-v5", "Hopper-v5"])
-def test_the_three_modes_give_the_same_episodes(name):
-    def taken(mode):
+@pytest.mark.parametrize("name", sorted({c.name for c in CASES if c.how == "sync"}))
+def test_the_modes_give_the_same_episodes(name):
+    def taken(case):
         """Per environment, the numbers of the steps that were really taken."""
-        steps = record(next(c for c in CASES if c[:3] == (name, "sync", mode))).steps
+        steps = record(case).steps
         fields = (steps.next_observation, steps.reward, steps.terminated, steps.truncated)
         return [[field[steps.mask[:, b], b] for field in fields] for b in range(B)]
 
-    runs = [taken(mode) for mode in MODES]
+    cases = [case for case in CASES if case[:2] == (name, "sync")]
+    cases = [case for case in cases if case.options == cases[0].options]
+    assert len(cases) == len({case.mode for case in cases}) >= 2
+    runs = [taken(case) for case in cases]
     for b in range(B):
         shortest = min(len(run[b][0]) for run in runs)
         assert shortest > 50
