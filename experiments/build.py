@@ -12,11 +12,12 @@ import rljax.algos
 from experiments.configs import defaults
 from experiments.configs.defaults import Config
 from rljax import envs
+from rljax.envs import host_transforms, transforms
 from rljax.loops.loop import Loop
 from rljax.loops.on_policy import jax_loop
 from rljax.loops.on_policy_host import host_loop
 from rljax.nets.actor_critic import check_choice
-from rljax.types import Algo
+from rljax.types import Algo, Box, EnvSpec, HostVectorEnv
 
 BACKENDS = ("jax", "gymnasium")
 RANGES = {  # of the numbers in a config; None is allowed where the config had it at first
@@ -67,7 +68,7 @@ def build(config: Config) -> Run:
             f"{steps_per_update} steps"
         )
     make_algo = partial(makers[config.algo.name], config, num_updates=num_updates)
-    settings = dict(
+    settings: dict[str, Any] = dict(
         num_envs=config.env.num_envs,
         unroll_length=config.unroll_length,
         max_updates=min(config.log_interval, num_updates),
@@ -77,15 +78,37 @@ def build(config: Config) -> Run:
     )
     if config.env.backend == "jax":
         env = envs.make(config.env.name)
+        if config.env.actions == "clip":
+            env = transforms.clip_actions(env)
+        elif scales_actions(config, env.spec):
+            env = transforms.scale_actions(env)
+        if config.env.normalize_rewards:
+            settings["transform"] = partial(
+                transforms.normalize_rewards, discount=config.algo.discount
+            )
         loop = jax_loop(env, make_algo(env.spec), num_devices=config.num_devices, **settings)
         return Run(loop, num_updates)
 
     from rljax.envs.gymnasium import make_host
 
-    make_env = partial(make_host, config.env.name, autoreset_mode=config.env.autoreset_mode)
+    def make_env(num_envs: int) -> HostVectorEnv:
+        mode = config.env.autoreset_mode
+        env = make_host(config.env.name, num_envs, autoreset_mode=mode)
+        return host_transforms.scale_actions(env) if scales_actions(config, env.spec) else env
+
+    if config.env.normalize_rewards:
+        settings["transform"] = partial(
+            host_transforms.normalize_rewards,
+            discount=config.algo.discount,
+            num_groups=config.num_seeds,
+        )
     env = make_env(1)
     env.close()
     return Run(host_loop(make_env, make_algo(env.spec), **settings), num_updates)
+
+
+def scales_actions(config: Config, spec: EnvSpec) -> bool:
+    return config.env.actions == "scale" and isinstance(spec.action_space, Box)
 
 
 def find_algos() -> dict[str, Callable[..., Algo]]:
@@ -104,6 +127,12 @@ def check(config: Config) -> None:
         for field in fields:
             check_range(f"config.{field}", get(config, field), allowed)
     check_choice("config.env.backend", config.env.backend, BACKENDS)
+    check_choice("config.env.actions", config.env.actions, ("clip", "scale", "none"))
+    if config.env.backend != "jax" and config.env.actions == "none":
+        raise ValueError(
+            f"config.env.actions is 'none': with config.env.backend {config.env.backend!r}, which "
+            "always clips, allowed are clip, scale"
+        )
     if config.env.backend != "jax" and config.num_devices > 1:
         raise ValueError(
             f"config.num_devices is {config.num_devices}: with config.env.backend "

@@ -32,6 +32,8 @@ def run(env: str, *, backend: str = "jax") -> Config:
     config.env.backend = backend  # "jax" or "gymnasium"
     config.env.num_envs = 8
     config.env.autoreset_mode = "same_step"  # of gymnasium: or "next_step"
+    config.env.actions = "clip"  # real ones to their bounds; or "scale" from [-1, 1], "none"
+    config.env.normalize_rewards = False  # by the running return's deviation; not in evaluation
     config.net = mlp()
     config.optimizer = adam()
     return config

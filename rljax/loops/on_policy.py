@@ -3,6 +3,7 @@
 `on_policy_host.py` gives the same `Loop` for environments of the host.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from rljax.data.rollout import episode_sums, unroll
 from rljax.envs.vector import vectorize
 from rljax.loops.evaluate import evaluate, summarize
 from rljax.loops.loop import Loop, RunState, check_updates, first_keys, seed_keys, update_keys
-from rljax.types import Algo, Array, Env, Key, Metrics
+from rljax.types import Algo, Array, Env, Key, Metrics, VectorEnv
 
 
 def jax_loop(
@@ -30,6 +31,7 @@ def jax_loop(
     num_seeds: int = 1,
     num_devices: int = 1,
     noise_hold: int = 1,
+    transform: Callable[[VectorEnv], VectorEnv] = lambda envs: envs,
 ) -> Loop:
     """The loop for a pure-JAX environment: `advance` is one call of one compiled program.
 
@@ -45,6 +47,7 @@ def jax_loop(
       seed: of the first run; run s of `num_seeds` uses seed + s.
       num_devices: 0 takes all there are.
       noise_hold: steps for which one draw of the policy's noise is kept.
+      transform: of the environments to train in; evaluation sees `env` as it is.
 
     Raises:
       ValueError: if B is not divisible by the number of devices, or there are too few devices.
@@ -56,7 +59,7 @@ def jax_loop(
         raise ValueError(
             f"num_devices is {mesh.size} and num_seeds {num_seeds}: on CPU one of them must be 1"
         )
-    envs = vectorize(env, num_envs)
+    envs = transform(vectorize(env, num_envs))
     vmap = jax.vmap if num_seeds > 1 else lambda f: f
 
     def init_one(key: Key) -> RunState:
@@ -132,12 +135,12 @@ def jax_loop(
 
 
 def run_shardings(mesh: jax.sharding.Mesh, shapes: RunState, *, batch_axis: int) -> RunState:
-    """Environments along `data`, all else replicated."""
+    """Environments along `data`, all else replicated, statistics over environments too."""
     whole: Any = sharding.replicated(mesh)
     split: Any = sharding.along_data(mesh, batch_axis)
     return RunState(
         algo=sharding.like(shapes.algo, whole),
-        env=sharding.like(shapes.env, split),
+        env=jax.tree.map(lambda leaf: split if leaf.ndim > batch_axis else whole, shapes.env),
         observation=split,
         key=whole,
         step=whole,

@@ -26,14 +26,16 @@ def host_loop(
     eval_episodes: int,
     seed: int = 0,
     num_seeds: int = 1,
+    transform: Callable[[HostVectorEnv], HostVectorEnv] = lambda env: env,
 ) -> Loop:
     """The loop for host environments: policy and update are jitted, the stepping is the host's.
 
     Args:
       make_env: number of environments -> the environments. The S·B of all seeds are stepped as one.
       algo: what to run; the others are as in `jax_loop`, on one device.
+      transform: of the S·B environments to train in; evaluation sees them as they are.
     """
-    env = make_env(num_seeds * num_envs)
+    env = transform(make_env(num_seeds * num_envs))
     eval_env = make_env(num_seeds * eval_episodes)
     seeds = np.arange(seed, seed + num_seeds)
     make_keys = partial(seed_keys, seed, num_seeds)
