@@ -40,6 +40,7 @@ def test_statistics_are_whole_on_every_device(loop):
     check_devices(loop, four, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_each_seed_has_statistics_of_its_own(loop):
     two = line_world(num_seeds=2)
     states, _ = two.advance(two.init(), 5)
@@ -101,7 +102,7 @@ def test_a_host_run_goes_on_bit_for_bit(mode, tmp_path):
         checkpoints.wait()
         restored = checkpoints.restore(loop.template)[0]
     again, _ = other.advance(other.load(restored), 3)
-    state, _ = loop.advance(loop.load(restored), 3)
+    state, _ = loop.advance(state, 3)
     assert_same_bits(loop.save(state), other.save(again))
     assert loop.evaluate(state)["eval/return_mean"] == loop.evaluate(state)["eval/length_mean"]
     start, second = loop.advance(loop.init(), 3)
@@ -110,6 +111,7 @@ def test_a_host_run_goes_on_bit_for_bit(mode, tmp_path):
         np.testing.assert_array_equal(metrics[name], second[name])
 
 
+@pytest.mark.slow
 def test_each_seed_of_a_host_run_has_statistics_of_its_own():
     pair = host_cartpole(num_seeds=2)
     saved = pair.save(pair.advance(pair.init(), 3)[0])
