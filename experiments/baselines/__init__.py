@@ -1,0 +1,1 @@
+"""What others published, what we got, and the comparison."""
