@@ -88,9 +88,8 @@ def run(argv: Sequence[str]) -> int:
         return fail(error, 2)
     try:
         failed = work(jobs, options.runs, options.results)
-        print(
-            f"\n{markdown(table(chosen, settings, options.results))}\n{commands(chosen, settings)}"
-        )
+        print("\n" + markdown(table(chosen, settings, options.results)))
+        print(commands(chosen, settings))
         if options.readme:
             rows = table(baselines, settings, options.results)
             pictures = os.path.relpath(options.results, options.readme.parent)

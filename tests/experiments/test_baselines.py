@@ -201,7 +201,13 @@ def test_rows_of_the_table():
     words = "stale: config changed, algo.clip is 0.2 there and 0.1 here"
     assert {row[-1] for row in rows_of(run, now, result)} == {words}
     (alone,) = rows_of(run._replace(published=()), settings, result)
-    assert alone[4:] == ["final evaluation", "-", "-", "11.0 ± 12.7 (n=2)", "not published"]
+    assert alone[4:] == [
+        "final evaluation",
+        "-",
+        "-",
+        "11.0 ± 12.7 (n=2)",
+        "not published (2 of 3 seeds)",
+    ]
 
 
 def test_the_table_is_markdown_and_replaces_what_was_there():
@@ -214,7 +220,7 @@ def test_the_table_is_markdown_and_replaces_what_was_there():
     assert once.startswith(f"head\n{BEGIN}\n")
     assert once.endswith(f"{END}\ntail\n")
     assert "old" not in once
-    assert "| [x](some/results/x.png) | b" in once
+    assert "| [x](some/results/x.png) |" in once
     assert "[a" not in once
     assert with_table(once, [row, done], "some/results") == once
 
