@@ -187,3 +187,70 @@ def test_policy_gradients(tmp_path):
     assert final.max() < 85
     assert final[:, 0].min() > 5  # the uniform policy starts below 0
     assert final[2:, 1].min() > final[0, 1] + 10
+
+
+def test_gae(tmp_path):
+    cells, found = execute(
+        "03_gae",
+        tmp_path,
+        *("probs", "true_values", "true_q", "share", "LAMBDAS", "LIMITS", "wrongly"),
+        critics="list(CRITICS.values())",
+        exact="[exact[name] for name in CRITICS]",  # [critic, bias² or variance, lambda]
+        measured="[measured[name] for name in CRITICS]",
+        best="[[best_lambda[name][i] for i in (0, -1)] for name in CRITICS]",  # 1, 10^4 samples
+        prize="[[prize[terminal, x] for x in (0.0, 0.95)] for terminal in (False, True)]",
+        learned="learned",
+    )
+    check_outputs(cells, plots=5)
+
+    # The policy's values from the linear system, in float64, with the world written by hand.
+    steps = [[line_world_steps(s, a) for a in (-1, 0, 1)] for s in range(-2, 3)]
+    after = np.array([[position + 2 for position, _ in row] for row in steps])
+    rewards = np.array([[reward for _, reward in row] for row in steps])
+    probs = np.exp([0.0, -0.3, 0.5]) / np.exp([0.0, -0.3, 0.5]).sum()
+    chain = np.einsum("a,sat->st", probs, np.eye(5)[after])
+    values = np.linalg.solve(np.eye(5) - 0.9 * chain, rewards @ probs)
+    q = rewards + 0.9 * values[after]
+    np.testing.assert_allclose(found["probs"], probs, rtol=1e-5)
+    np.testing.assert_allclose(found["true_values"], values, atol=1e-3)
+    np.testing.assert_allclose(found["true_q"], q, atol=1e-3)
+
+    def mean_target(critic, lambda_):
+        """Σ_n (1-λ) λ^{n-1} E[n-step return], after (s, a) [5, 3], term by term."""
+        paid, weight, total = rewards, 1.0, 0.0
+        reach, scale = np.eye(5)[after], 0.9  # where n steps lead to, and γ^n
+        for _ in range(400):
+            total = total + (1 - lambda_) * weight * (paid + scale * reach @ critic)
+            paid = paid + scale * reach @ (rewards @ probs)
+            weight, reach, scale = weight * lambda_, reach @ chain, 0.9 * scale
+        return total + weight * paid  # what is left of the weights
+
+    for critic, (bias2, _) in zip(found["critics"], found["exact"]):
+        for i, lambda_ in enumerate(found["LAMBDAS"]):
+            bias = mean_target(critic, lambda_) - q
+            assert bias2[i] == pytest.approx((found["share"] * bias**2).sum(), abs=0.02)
+
+    # At λ = 1 the target is the return: Var = E[G²] - E[G]², both from linear systems.
+    flat = (rewards**2 + 2 * 0.9 * rewards * values[after]) @ probs
+    squares = np.linalg.solve(np.eye(5) - 0.81 * chain, flat)
+    variance = (found["share"] * 0.81 * (squares - values**2)[after]).sum()
+    np.testing.assert_allclose(found["exact"][:, 1, -1], variance, rtol=1e-3)
+    np.testing.assert_allclose(found["exact"][:, 1, 0], 0, atol=1e-6)  # nothing else is random
+    np.testing.assert_allclose(found["measured"][:, 1], found["exact"][:, 1], rtol=0.2, atol=1e-2)
+    np.testing.assert_allclose(found["measured"][:, 0], found["exact"][:, 0], atol=10)
+
+    exact, half, blind = found["best"]
+    np.testing.assert_array_equal(exact, 0)  # a right critic needs no data
+    assert 0.5 < half[0] < 0.75 < 0.99 < half[1]
+    assert 0.5 < blind[0] < 0.75 < 0.99 < blind[1]
+
+    # 10 - 100 at the cut, 0.855 of it one step earlier; V = 10 + 0.9 (1 - 1/(H - 2)) V.
+    np.testing.assert_allclose(found["wrongly"][-3:], [-65.79225, -76.95, -90], rtol=1e-4)
+    truncated, terminal = found["prize"]
+    np.testing.assert_allclose(truncated, 100, rtol=1e-3)
+    wanted = 10 / (1 - 0.9 * (1 - 1 / (found["LIMITS"] - 2)))
+    np.testing.assert_allclose(terminal[0], wanted, rtol=1e-3)
+    assert (terminal[1] < terminal[0]).all()
+
+    assert found["learned"].max() < 85 + 1e-2
+    assert found["learned"][0, :, -1].max() < found["learned"][2:, :, -1].min()  # λ = 0 is slow
