@@ -254,3 +254,60 @@ def test_gae(tmp_path):
 
     assert found["learned"].max() < 85 + 1e-2
     assert found["learned"][0, :, -1].max() < found["learned"][2:, :, -1].min()  # λ = 0 is slow
+
+
+def test_trust_regions(tmp_path):
+    cells, found = execute(
+        "04_trust_regions",
+        tmp_path,
+        *("p", "A", "path", "fisher", "residuals", "cosines", "DELTAS", "gentle", "clips"),
+        gains="[lagrange(delta)[1] @ A for delta in (0.0499, 0.05, 0.0501)]",
+        price="lagrange(0.05)[0]",
+        tracks="list(tracks.values())",  # [first β, update, (β, KL)]
+        units="list(after.values())",  # [c, gradient or trpo_step, action]
+        trpo_kl="[row['policy/kl'] for row in rows_by_delta]",
+        cases="[case_objectives, case_pulls]",
+        kl="epoch_rows['kl']",  # [rate, step]
+        outside="epoch_rows['outside']",
+        ratios="epoch_rows['ratios']",  # [rate, step, smallest ... largest]
+        updates="list(measured.values())",  # [TRPO or PPO, batch, (KL, outside, largest ratio)]
+    )
+    check_outputs(cells, plots=10)
+
+    # The best of all policies within KL 0.05 on a grid; the price is the slope of the gain.
+    p, advantages = found["p"], found["A"]
+    first, second = np.meshgrid(np.linspace(0.2, 0.6, 801), np.linspace(0.1, 0.5, 801))
+    policies = np.stack([first, second, 1 - first - second], axis=-1).reshape(-1, 3)
+    policies = policies[policies.min(axis=1) > 0]
+    near = policies[(p * np.log(p / policies)).sum(axis=1) <= 0.05]
+    assert found["gains"][1] == pytest.approx((near @ advantages).max(), abs=2e-3)
+    slope = (found["gains"][2] - found["gains"][0]) / 0.0002
+    assert found["price"] == pytest.approx(slope, rel=1e-3)
+    assert found["path"][-1] @ advantages == pytest.approx(found["gains"][1], abs=1e-4)
+
+    # Twice β is a quarter of KL, so it ends within a factor of four around the band.
+    assert (np.abs(np.log(found["tracks"][:, [14, 29], 1] / 0.01)) < np.log(1.5 * 4)).all()
+    np.testing.assert_allclose(found["fisher"], np.diag(p) - np.outer(p, p), atol=1e-6)
+    np.testing.assert_allclose(found["units"][0, 1], found["units"][2, 1], atol=1e-3)
+    assert found["units"][0, 0, 2] < 0.21 < 0.9 < found["units"][2, 0, 2]
+    assert (found["residuals"][0, 7:] < 1e-2).all()  # damping 0.1, from 10 products on
+    assert (np.diff(found["cosines"][:, -1]) < 0).all()  # less damping, less of the plain gradient
+    assert (found["trpo_kl"] <= found["DELTAS"]).all()
+    assert (found["trpo_kl"] > 0.2 * found["DELTAS"]).all()
+
+    # min(ρA, clip(ρ)A) and its slope ρA, or 0, for ρ = 0.6, 1, 1.4 and A = 1, then -1.
+    np.testing.assert_allclose(found["cases"][0], [0.6, 1, 1.2, -0.8, -1, -1.4], atol=1e-6)
+    np.testing.assert_allclose(found["cases"][1], [0.6, 1, 0, 0, -1, -1.4], atol=1e-6)
+    # 0.9 · 0.8 = 0.72 is left for the sampled actions, 0.28 for the others, which had 0.1.
+    np.testing.assert_allclose(found["gentle"][-1], [0.8, 0.8, 2.8, 2.8], rtol=0.02)
+
+    clipped = np.isfinite(found["clips"])
+    assert found["kl"][~clipped, -1].min() > 10 * found["kl"][clipped, -1].max()
+    assert found["kl"][0, -1] < found["kl"][2, -1]  # rates 0.0003 and 0.03
+    assert (found["ratios"][clipped, -1, 0] < 0.8).all()
+    assert (found["ratios"][clipped, -1, -1] > 1.2).all()
+    assert found["outside"][2, -1] > 0.05
+    trpo, ppo = found["updates"]
+    assert (trpo[:, 0] <= 0.01 + 1e-6).all()
+    assert (ppo[:, 0] > 1e-4).all()
+    assert (ppo[:, 0] < 0.1).all()
