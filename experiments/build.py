@@ -22,7 +22,7 @@ from rljax.types import Algo, Box, EnvSpec, HostVectorEnv
 BACKENDS = ("jax", "gymnasium")
 RANGES = {  # of the numbers in a config; None is allowed where the config had it at first
     "[1, inf)": (
-        *("num_seeds", "unroll_length", "env.num_envs", "log_interval"),
+        *("num_seeds", "unroll_length", "noise_hold", "env.num_envs", "log_interval"),
         *("eval_interval", "eval_episodes", "checkpoint_interval", "keep_checkpoints"),
         *("algo.epochs", "algo.minibatches", "algo.value_iterations"),
         *("algo.cg_iterations", "algo.max_backtracks"),
@@ -71,6 +71,7 @@ def build(config: Config) -> Run:
     settings: dict[str, Any] = dict(
         num_envs=config.env.num_envs,
         unroll_length=config.unroll_length,
+        noise_hold=config.noise_hold,
         max_updates=min(config.log_interval, num_updates),
         eval_episodes=config.eval_episodes,
         seed=config.seed,

@@ -19,6 +19,7 @@ def run(env: str, *, backend: str = "jax") -> Config:
     config.num_devices = 1  # environments are split over them; 0 takes all
     config.total_steps = 500_000  # environment steps of each seed
     config.unroll_length = 128
+    config.noise_hold = 1  # steps for which the policy's noise is kept; more explores further
     config.log_interval = 10  # one row of metrics, the mean over so many updates
     config.eval_interval = 50  # a multiple of log_interval, like checkpoint_interval
     config.eval_episodes = 64

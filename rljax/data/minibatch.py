@@ -11,8 +11,8 @@ def shuffled_minibatches(key: Key, batch: PyTree, *, num_minibatches: int) -> Py
 
     The order comes from one sort of N numbers of 32 bits, each a row's index below random bits: a
     sort without a payload is several times faster than `argsort`, and that faster than the rounds
-    of `jax.random.permutation`. Rows whose 32 - log2 N random bits are equal keep their order, which
-    only matters where the border of two minibatches falls between them.
+    of `jax.random.permutation`. Rows whose 32 - log2 N random bits are equal keep their order,
+    which only matters where the border of two minibatches falls between them.
 
     Args:
       key: consumed.

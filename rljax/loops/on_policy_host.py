@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rljax.data.rollout import collect, episode_sums
+from rljax.data.rollout import collect, draw_noise, episode_sums
 from rljax.loops.evaluate import evaluate_host, summarize
 from rljax.loops.loop import Loop, RunState, check_updates, first_keys, seed_keys, update_keys
 from rljax.types import Algo, Array, Discrete, HostVectorEnv, Key, Metrics, PyTree, Rollout
@@ -26,6 +26,7 @@ def host_loop(
     eval_episodes: int,
     seed: int = 0,
     num_seeds: int = 1,
+    noise_hold: int = 1,
     transform: Callable[[HostVectorEnv], HostVectorEnv] = lambda env: env,
 ) -> Loop:
     """The loop for host environments: policy and update are jitted, the stepping is the host's.
@@ -45,9 +46,9 @@ def host_loop(
         _, algo_key, run_key = first_keys(key)
         return algo.init(algo_key), run_key
 
-    def act_one(algo_state: PyTree, key: Key, step: Array, t: Array, observation: Array):
+    def noise_one(key: Key, step: Array) -> PyTree:
         act_key, _, _ = update_keys(key, step)
-        return algo.act(jax.random.fold_in(act_key, t), algo_state, observation)
+        return draw_noise(act_key, algo.draw, num_envs, length=unroll_length, hold=noise_hold)
 
     def update_one(algo_state: PyTree, key: Key, step: Array, rollout: Rollout):
         _, update_key, _ = update_keys(key, step)
@@ -58,7 +59,8 @@ def host_loop(
         return jax.vmap(f, in_axes) if batched else f
 
     init_jit = jax.jit(vmap(init_one, (0,)))
-    act_jit = jax.jit(vmap(act_one, (0, 0, None, None, 0)))
+    noise_jit = jax.jit(vmap(noise_one, (0, None)))
+    act_jit = jax.jit(vmap(algo.act, (0, 0, 0)))
     act_greedy_jit = jax.jit(vmap(algo.act_greedy, (0, 0)))
     update_jit = jax.jit(vmap(update_one, (0, 0, None, 1)), donate_argnums=0)
 
@@ -92,8 +94,12 @@ def host_loop(
         return RunState(algo_state, (), first_observation(), run_keys, jnp.int32(0))
 
     def advance_one(state: RunState) -> tuple[RunState, Metrics]:
+        # In bulk and as NumPy's: one program and one transfer for all steps of the rollout.
+        noise = jax.tree.map(np.asarray, noise_jit(state.key, state.step))
+
         def act(t: int, observation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            outputs = act_jit(state.algo, state.key, state.step, t, split_seeds(observation))
+            noise_t = jax.tree.map(lambda x: x[:, t] if batched else x[t], noise)
+            outputs = act_jit(noise_t, state.algo, split_seeds(observation))
             return jax.tree.map(join_seeds, outputs)
 
         observation, rollout = collect(env, act, state.observation, length=unroll_length)

@@ -15,10 +15,11 @@ LOG_STD_RANGE = (-5.0, 2.0)  # of a log_std that a network computes; a free para
 
 
 def orthogonal(scale: float) -> Callable[..., Array]:
-    """Initialiser of a kernel [m, n] with orthonormal rows or columns, whichever are fewer, times `scale`.
+    """Initialiser of a kernel with orthonormal rows or columns, whichever are fewer, times `scale`.
 
-    Gram-Schmidt, twice for accuracy, instead of LAPACK's QR: on CPU jaxlib's QR of a batch waits for
-    the threads that it occupies, and several at once (networks of vmapped seeds) wait for ever.
+    Gram-Schmidt, twice for accuracy, instead of LAPACK's QR: on CPU jaxlib's QR of a batch waits
+    for threads of the pool that it runs in, and several at once (networks of vmapped seeds) wait
+    for each other for ever.
     Saxe et al. (2014), "Exact solutions to the nonlinear dynamics of learning in deep linear neural
     networks".
     """
