@@ -79,6 +79,57 @@ def line_world(algo: Config) -> Config:
     return config
 
 
+def mujoco(env: str, algo: Config) -> Config:
+    """1M steps of one of Gymnasium's MuJoCo environments, 2048 steps an update."""
+    config = run(env, backend="gymnasium")
+    config.algo = algo
+    config.normalize_observations = True
+    config.net.log_std_init = -0.5
+    config.env.num_envs = 32
+    config.unroll_length = 64
+    config.total_steps = 1_000_000
+    config.log_interval = 1
+    config.eval_interval = 25
+    config.eval_episodes = 10
+    config.checkpoint_interval = 25
+    return config
+
+
+def mujoco_ppo(env: str) -> Config:
+    config = mujoco(env, ppo())
+    config.env.normalize_rewards = True
+    config.algo.epochs = 10
+    config.algo.minibatches = 16
+    config.optimizer.learning_rate = 3e-4
+    config.optimizer.anneal = True
+    config.optimizer.max_grad_norm = 0.5
+    config.optimizer.eps = 1e-5
+    return config
+
+
+def mujoco_trpo(env: str) -> Config:
+    config = mujoco(env, trpo())
+    config.env.normalize_rewards = True
+    config.algo.value_iterations = 40
+    config.optimizer.learning_rate = 1e-3  # of the value network
+    return config
+
+
+def mujoco_vpg(env: str) -> Config:
+    config = mujoco(env, vpg())
+    config.env.normalize_rewards = True
+    config.algo.value_iterations = 40
+    config.optimizer.learning_rate = 3e-3
+    return config
+
+
+def quick_mujoco(config: Config) -> Config:
+    config.env.num_envs = 8
+    config = quick(config)
+    config.eval_episodes = 2
+    return config
+
+
 def vpg() -> Config:
     algo: Config = ConfigDict()
     algo.name = "vpg"

@@ -1,0 +1,24 @@
+"""PPO on Pendulum-v1.
+
+python -m experiments.run --config=experiments/configs/ppo_pendulum.py --workdir=runs/ppo_pendulum
+"""
+
+from experiments.configs import defaults
+from experiments.configs.defaults import Config
+
+
+def get_config(variant: str = "") -> Config:
+    config = defaults.run("Pendulum-v1")
+    config.algo = defaults.ppo()
+    config.optimizer.anneal = True
+    config.optimizer.max_grad_norm = 0.5
+    config.optimizer.eps = 1e-5
+    config.algo.discount = 0.9
+    config.eval_episodes = 128  # the start decides much: about ±90 per episode
+    config.algo.epochs = 10
+    config.algo.minibatches = 16
+    config.optimizer.learning_rate = 3e-3
+    config.env.num_envs = 16
+    config.unroll_length = 64
+    config.total_steps = 100_000
+    return defaults.quick(config) if defaults.check_variant(variant) else config

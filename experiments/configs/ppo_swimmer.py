@@ -1,0 +1,12 @@
+"""PPO on Gymnasium's Swimmer-v5 (needs the `mujoco` extra).
+
+python -m experiments.run --config=experiments/configs/ppo_swimmer.py --workdir=runs/ppo_swimmer
+"""
+
+from experiments.configs import defaults
+from experiments.configs.defaults import Config
+
+
+def get_config(variant: str = "") -> Config:
+    config = defaults.mujoco_ppo("Swimmer-v5")
+    return defaults.quick_mujoco(config) if defaults.check_variant(variant) else config

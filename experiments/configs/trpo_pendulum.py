@@ -1,0 +1,21 @@
+"""TRPO on Pendulum-v1.
+
+python -m experiments.run --config=experiments/configs/trpo_pendulum.py --workdir=runs/trpo_pendulum
+"""
+
+from experiments.configs import defaults
+from experiments.configs.defaults import Config
+
+
+def get_config(variant: str = "") -> Config:
+    config = defaults.run("Pendulum-v1")
+    config.algo = defaults.trpo()
+    config.algo.discount = 0.9
+    config.eval_episodes = 128  # the start decides much: about ±90 per episode
+    config.algo.value_iterations = 50
+    config.algo.max_kl = 0.03
+    config.optimizer.learning_rate = 3e-3  # of the value network
+    config.env.num_envs = 16
+    config.unroll_length = 64
+    config.total_steps = 100_000
+    return defaults.quick(config) if defaults.check_variant(variant) else config

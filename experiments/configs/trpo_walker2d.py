@@ -1,0 +1,12 @@
+"""TRPO on Gymnasium's Walker2d-v5 (needs the `mujoco` extra).
+
+python -m experiments.run --config=experiments/configs/trpo_walker2d.py --workdir=runs/trpo_walker2d
+"""
+
+from experiments.configs import defaults
+from experiments.configs.defaults import Config
+
+
+def get_config(variant: str = "") -> Config:
+    config = defaults.mujoco_trpo("Walker2d-v5")
+    return defaults.quick_mujoco(config) if defaults.check_variant(variant) else config
