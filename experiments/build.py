@@ -17,7 +17,7 @@ from rljax.loops.loop import Loop
 from rljax.loops.on_policy import jax_loop
 from rljax.loops.on_policy_host import host_loop
 from rljax.nets.actor_critic import check_choice
-from rljax.types import Algo, Box, EnvSpec, HostVectorEnv
+from rljax.types import Algo, Box, Env, EnvSpec, HostVectorEnv
 
 BACKENDS = ("jax", "gymnasium")
 RANGES = {  # of the numbers in a config; None is allowed where the config had it at first
@@ -46,6 +46,7 @@ RANGES = {  # of the numbers in a config; None is allowed where the config had i
 class Run(NamedTuple):
     loop: Loop
     num_updates: int
+    algo: Algo
 
 
 def build(config: Config) -> Run:
@@ -78,24 +79,20 @@ def build(config: Config) -> Run:
         num_seeds=config.num_seeds,
     )
     if config.env.backend == "jax":
-        env = envs.make(config.env.name)
-        if config.env.actions == "clip":
-            env = transforms.clip_actions(env)
-        elif scales_actions(config, env.spec):
-            env = transforms.scale_actions(env)
+        env = make_jax_env(config)
         if config.env.normalize_rewards:
             settings["transform"] = partial(
                 transforms.normalize_rewards, discount=config.algo.discount
             )
-        loop = jax_loop(env, make_algo(env.spec), num_devices=config.num_devices, **settings)
-        return Run(loop, num_updates)
+        algo = make_algo(env.spec)
+        loop = jax_loop(env, algo, num_devices=config.num_devices, **settings)
+        return Run(loop, num_updates, algo)
 
     from rljax.envs.gymnasium import make_host
 
     def make_env(num_envs: int) -> HostVectorEnv:
         mode = config.env.autoreset_mode
-        env = make_host(config.env.name, num_envs, autoreset_mode=mode)
-        return host_transforms.scale_actions(env) if scales_actions(config, env.spec) else env
+        return transform_host(config, make_host(config.env.name, num_envs, autoreset_mode=mode))
 
     if config.env.normalize_rewards:
         settings["transform"] = partial(
@@ -105,7 +102,21 @@ def build(config: Config) -> Run:
         )
     env = make_env(1)
     env.close()
-    return Run(host_loop(make_env, make_algo(env.spec), **settings), num_updates)
+    algo = make_algo(env.spec)
+    return Run(host_loop(make_env, algo, **settings), num_updates, algo)
+
+
+def make_jax_env(config: Config) -> Env:
+    """The pure-JAX environment of a config as its policy sees it."""
+    env = envs.make(config.env.name)
+    if config.env.actions == "clip":
+        return transforms.clip_actions(env)
+    return transforms.scale_actions(env) if scales_actions(config, env.spec) else env
+
+
+def transform_host(config: Config, env: HostVectorEnv) -> HostVectorEnv:
+    """The same for host environments, which clip by themselves."""
+    return host_transforms.scale_actions(env) if scales_actions(config, env.spec) else env
 
 
 def scales_actions(config: Config, spec: EnvSpec) -> bool:

@@ -66,7 +66,7 @@ def make_host(
         raise ValueError(f"vectorization is {vectorization!r}, allowed are sync, async")
     if num_envs < 1:
         raise ValueError(f"num_envs is {num_envs}, it must be at least 1")
-    _check_name(name)
+    check_name(name)
     make_one = functools.partial(_make_one, name, options)
     kwargs: dict[str, Any] = {"autoreset_mode": MODES[autoreset_mode]}
     try:
@@ -208,7 +208,8 @@ def _make_one(name: str, options: dict[str, Any]) -> Snapshot:
         return Snapshot(gymnasium.make(name, disable_env_checker=True, **options))
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """Raises unless Gymnasium has the environment, whose module is imported if it is named."""
     module, _, env_id = name.rpartition(":")
     try:
         if module:

@@ -148,7 +148,7 @@ class Checkpoints:
             self._worker.shutdown()
 
     def restore(
-        self, template: PyTree, *, which: Literal["latest", "best"] = "latest"
+        self, template: PyTree, *, which: Literal["latest", "best"] | int = "latest"
     ) -> tuple[PyTree, dict] | None:
         """Reads the newest checkpoint, or the best, that is what was written, to the byte.
 
@@ -157,7 +157,7 @@ class Checkpoints:
         Args:
           template: a tree of the same structure, kinds and shapes as the saved one, which gives
             the shardings; see `leaves.unpack`.
-          which: "latest", or "best": by metric, those without one last.
+          which: "latest", or "best": by metric, those without one last; or a step, and no other.
 
         Returns:
           (state, metadata); or None if the directory holds no checkpoint.
@@ -166,8 +166,8 @@ class Checkpoints:
           ValueError: there are checkpoints and all are damaged; or `template` differs from what
             was saved, in which case the first differing leaf is named.
         """
-        if which not in ("latest", "best"):
-            raise ValueError(f"which must be 'latest' or 'best', not {which!r}")
+        if which not in ("latest", "best") and not isinstance(which, int):
+            raise ValueError(f"which must be 'latest', 'best' or a step, not {which!r}")
         self.wait()
         reason = None
         for step in self._in_order(which):
@@ -189,8 +189,10 @@ class Checkpoints:
             raise ValueError(f"no usable checkpoint in {self.directory}; the last tried: {reason}")
         return None
 
-    def _in_order(self, which: str) -> list[int]:
+    def _in_order(self, which: str | int) -> list[int]:
         newest_first = self.steps()[::-1]
+        if isinstance(which, int):
+            return [step for step in newest_first if step == which]
         if which == "latest":
             return newest_first
         metrics = {step: _read_metric(self.path(step)) for step in newest_first}
