@@ -19,7 +19,7 @@ from rljax.loops.on_policy_host import host_loop
 from rljax.nets.actor_critic import check_choice
 from rljax.types import Algo, Box, Env, EnvSpec, HostVectorEnv
 
-BACKENDS = ("jax", "gymnasium")
+BACKENDS = ("jax", "gymnasium", "envpool")
 RANGES = {  # of the numbers in a config; None is allowed where the config had it at first
     "[1, inf)": (
         *("num_seeds", "unroll_length", "noise_hold", "env.num_envs", "log_interval"),
@@ -88,12 +88,7 @@ def build(config: Config) -> Run:
         loop = jax_loop(env, algo, num_devices=config.num_devices, **settings)
         return Run(loop, num_updates, algo)
 
-    from rljax.envs.gymnasium import make_host
-
-    def make_env(num_envs: int) -> HostVectorEnv:
-        mode = config.env.autoreset_mode
-        return transform_host(config, make_host(config.env.name, num_envs, autoreset_mode=mode))
-
+    make_env = make_host_env(config)
     if config.env.normalize_rewards:
         settings["transform"] = partial(
             host_transforms.normalize_rewards,
@@ -114,8 +109,21 @@ def make_jax_env(config: Config) -> Env:
     return transforms.scale_actions(env) if scales_actions(config, env.spec) else env
 
 
+def make_host_env(config: Config) -> Callable[[int], HostVectorEnv]:
+    """The same for host environments, by their number; packages of other backends may be absent."""
+    if config.env.backend == "envpool":
+        from rljax.envs.envpool import make_envpool
+
+        make = partial(make_envpool, config.env.name)
+    else:
+        from rljax.envs.gymnasium import make_host
+
+        make = partial(make_host, config.env.name, autoreset_mode=config.env.autoreset_mode)
+    return lambda num_envs: transform_host(config, make(num_envs))
+
+
 def transform_host(config: Config, env: HostVectorEnv) -> HostVectorEnv:
-    """The same for host environments, which clip by themselves."""
+    """What a policy needs between itself and host environments, which clip by themselves."""
     return host_transforms.scale_actions(env) if scales_actions(config, env.spec) else env
 
 

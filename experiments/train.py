@@ -76,6 +76,8 @@ def train(config: Config, run: Run, workdir: Path, argv: Sequence[str], signals:
     ):
         if saved:
             progress.log(f"resuming at step {update * loop.steps_per_update} of {workdir}")
+            if config.env.backend == "envpool":
+                progress.log("EnvPool's environments cannot be saved: fresh episodes from here on")
         state = loop.load(saved[0]) if saved else loop.init()
         del saved
         started, first = time.perf_counter(), update

@@ -30,7 +30,8 @@ def run(env: str, *, backend: str = "jax") -> Config:
 
     config.env = ConfigDict()
     config.env.name = env
-    config.env.backend = backend  # "jax" or "gymnasium"
+    # "jax", "gymnasium" or "envpool", which resumes with fresh episodes, all else as it was.
+    config.env.backend = backend
     config.env.num_envs = 8
     config.env.autoreset_mode = "same_step"  # of gymnasium: or "next_step"
     config.env.actions = "clip"  # real ones to their bounds; or "scale" from [-1, 1], "none"

@@ -128,8 +128,8 @@ def host_loop(
         return summarize(returns.reshape(shape), lengths.reshape(shape))
 
     def load(saved: RunState) -> RunState:
-        env.restore(saved.env)
-        return saved._replace(env=())
+        observation = env.restore(saved.env)  # as saved, unless fresh episodes are all there is
+        return saved._replace(env=(), observation=observation)
 
     def template() -> RunState:
         observation = first_observation()

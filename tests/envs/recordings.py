@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from rljax.envs import make
+from rljax.envs.envpool import make_envpool
 from rljax.envs.gymnasium import adapt, make_host
 from rljax.envs.vector import vectorize
 from rljax.types import Discrete, EnvSpec, Transition
@@ -19,7 +20,7 @@ MODES = ("same_step", "next_step", "disabled")
 
 class Case(NamedTuple):
     name: str
-    how: str  # "jax", "native", or the vectorization of `make_host`
+    how: str  # "jax", "native", "envpool", or the vectorization of `make_host`
     mode: str
     num_steps: int
     options: tuple = ()
@@ -40,6 +41,9 @@ CASES = [
     *(Case("CartPole-v1", "sync", mode, 520) for mode in MODES),
     *(Case("CartPole-v1", "async", mode, 60) for mode in MODES),
     Case("CartPole-v1", "native", "next_step", 520),  # Gymnasium's own vector CartPole
+    Case("CartPole-v1", "envpool", "same_step", 520),
+    Case("Pendulum-v1", "envpool", "same_step", 410),
+    Case("HalfCheetah-v5", "envpool", "same_step", 1010),
     *(Case("Pendulum-v1", "sync", mode, 410) for mode in MODES),
     *(Case("HalfCheetah-v5", "sync", mode, 1010) for mode in MODES),
     *(Case("Hopper-v5", "sync", mode, 250) for mode in MODES),
@@ -74,6 +78,8 @@ def open_runner(case):
         return open_jax(case.name)
     if case.how == "native":
         envs = adapt(gymnasium.make_vec(case.name, B, vectorization_mode="vector_entry_point"))
+    elif case.how == "envpool":
+        envs = make_envpool(case.name, B)
     else:
         envs = make_host(
             case.name, B, autoreset_mode=case.mode, vectorization=case.how, **dict(case.options)
