@@ -3,8 +3,8 @@
 EnvPool reports an episode that terminates in its last allowed step as truncated only. So the time
 limit is kept here, where both can be true; EnvPool's own is one step later and is never reached.
 
-Where EnvPool's dynamics differ from Gymnasium's, they are left as they are: its Pendulum-v1 (seen in
-1.2.5) moves the angle by the velocity as it was before that is bounded to 8.
+Where its dynamics differ from Gymnasium's they are left alone: Pendulum-v1 (seen in 1.2.5) moves
+the angle by the velocity as it was before that is bounded to 8.
 
 Its XLA interface is not used and must not be: it corrupts memory where actions are float64, as
 those of MuJoCo's environments are. Every step is a call from the host.
