@@ -192,7 +192,8 @@ def make_policy(
     @jax.jit
     def act(state: Any, t: Any, observation: Any) -> Any:
         if options.sample:
-            return algo.act(jax.random.fold_in(key, t), state, observation)[0]
+            noise = algo.draw(jax.random.fold_in(key, t), (1,))
+            return algo.act(noise, state, observation)[0]
         return algo.act_greedy(state, observation)
 
     return lambda t, observation: np.asarray(act(state, t, observation))
