@@ -231,6 +231,7 @@ def apply_gradients(
     rate: Array,
 ) -> tuple[Array, PyTree]:
     """params - rate · (what the optimiser makes of the gradients), all as flat vectors."""
+    updates: Any  # a vector, as the gradients are
     updates, opt_state = optimizer.update(grads, opt_state, params)
     return params - rate * updates, opt_state
 

@@ -147,7 +147,8 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> Algo:
 
         def learn(learner: Learner, minibatch: tuple) -> tuple[Learner, Metrics]:
             def loss(params: Array) -> tuple[Array, Metrics]:
-                return loss_fn(unravel(params), *minibatch, state.kl_coef)
+                batch, behaviour = minibatch
+                return loss_fn(unravel(params), batch, behaviour, state.kl_coef)
 
             grads, metrics = jax.grad(loss, has_aux=True)(learner.params)
             params, opt_state = apply_gradients(

@@ -100,8 +100,7 @@ def normalize_rewards(envs: VectorEnv, *, discount: float) -> VectorEnv:
       discount: γ in [0, 1].
 
     Returns:
-      A `VectorEnv` with the statistics in its state; its `reset` starts them anew. Steps outside
-      the mask do not count.
+      A `VectorEnv` with the statistics in its state; its `reset` starts them anew.
 
     Raises:
       ValueError: if `discount` is not in [0, 1].
@@ -109,7 +108,8 @@ def normalize_rewards(envs: VectorEnv, *, discount: float) -> VectorEnv:
     >>> from rljax.envs import make, vector
     >>> envs = normalize_rewards(vector.vectorize(make("Pendulum-v1"), 2), discount=0.99)
     >>> state, _ = envs.reset(jax.random.key(0))
-    >>> envs.step(jax.random.key(1), state, jnp.zeros((2, 1)))[0].moments.count.item()
+    >>> draws = jax.tree.map(lambda x: x[0], envs.draw(jax.random.key(1), 1))
+    >>> envs.step(draws, state, jnp.zeros((2, 1)))[0].moments.count.item()
     2.0
 
     Source: Engstrom et al. (2020), "Implementation Matters in Deep Policy Gradients", algorithm 1,
@@ -123,15 +123,12 @@ def normalize_rewards(envs: VectorEnv, *, discount: float) -> VectorEnv:
         return state, observation
 
     def step(
-        key: Key, state: NormalizedState, actions: Array
+        draws: PyTree, state: NormalizedState, actions: Array
     ) -> tuple[NormalizedState, Transition]:
-        env_state, transition = envs.step(key, state.env, actions)
-        mask, reward = transition.mask, transition.reward
-        done = (transition.terminated | transition.truncated) & mask
-        running_return = jnp.where(
-            mask, discount * state.running_return + reward, state.running_return
-        )
-        moments = update_moments(state.moments, running_return, mask)
+        env_state, transition = envs.step(draws, state.env, actions)
+        reward, done = transition.reward, transition.terminated | transition.truncated
+        running_return = discount * state.running_return + reward
+        moments = update_moments(state.moments, running_return)
         var = variance(moments)
         scale = jnp.where(var > 0, jnp.sqrt(var + EPS), 1.0)
         state = NormalizedState(env_state, jnp.where(done, 0.0, running_return), moments)
