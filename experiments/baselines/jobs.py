@@ -16,7 +16,7 @@ from rljax.runtime.interrupts import Interrupt, catch_signals
 
 
 class Job(NamedTuple):
-    """One process of experiments.run: a seed, or all seeds side by side."""
+    """One process of experiments.run: all seeds side by side."""
 
     baseline: Baseline
     settings: Mapping[str, Any]
@@ -38,10 +38,8 @@ class Job(NamedTuple):
 
 
 def all_jobs(baseline: Baseline, settings: Mapping[str, Any]) -> list[Job]:
-    """One process for all seeds of a pure-JAX environment, else one for each."""
-    seeds = range(baseline.seeds)
-    together = settings["env"]["backend"] == "jax"
-    return [Job(baseline, settings, group) for group in ([seeds] if together else zip(seeds))]
+    """One process: all seeds side by side, so that acting costs one call for all of them."""
+    return [Job(baseline, settings, range(baseline.seeds))]
 
 
 def plan(

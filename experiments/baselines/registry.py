@@ -32,7 +32,7 @@ class Published(NamedTuple):
 
 
 class Baseline(NamedTuple):
-    """One thing that we run. Seeds of a pure-JAX environment run side by side in one program."""
+    """One thing that we run, all seeds side by side in one program."""
 
     id: str
     config: str  # NAME or NAME:VARIANT of experiments/configs/NAME.py

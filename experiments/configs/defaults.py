@@ -90,7 +90,7 @@ def mujoco(env: str, algo: Config) -> Config:
     config.unroll_length = 64
     config.total_steps = 1_000_000
     config.log_interval = 1
-    config.eval_interval = 25
+    config.eval_interval = 50
     config.eval_episodes = 10
     config.checkpoint_interval = 25
     return config
@@ -100,7 +100,7 @@ def mujoco_ppo(env: str) -> Config:
     config = mujoco(env, ppo())
     config.env.normalize_rewards = True
     config.algo.epochs = 10
-    config.algo.minibatches = 16
+    config.algo.minibatches = 8
     config.optimizer.learning_rate = 3e-4
     config.optimizer.anneal = True
     config.optimizer.max_grad_norm = 0.5
