@@ -1,4 +1,4 @@
-"""Rollouts against loops written out: one environment, one step, one key at a time."""
+"""Rollouts against loops written out: one environment and one step at a time."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rljax.data.rollout import collect, episode_sums, unroll
+from rljax.data.rollout import collect, draw_noise, episode_sums, unroll
 from rljax.envs.gymnasium import make_host
 from rljax.envs.vector import vectorize
 from rljax.types import Discrete, Env, EnvSpec, Rollout, Step
@@ -38,9 +38,8 @@ def walk() -> Env:
     return Env(reset, step, EnvSpec("Walk-v0", (2,), np.float32, Discrete(2), LIMIT))
 
 
-def act(key, observations):
-    """A rule with some noise; the "log-probability" is that noise, and so tells the key."""
-    noise = jax.random.uniform(key, observations.shape[:1])
+def act(noise, observations):
+    """A rule with some noise; the "log-probability" is that noise, and so tells it."""
     return (observations[:, 0] + noise > 0.5).astype(jnp.int32), noise
 
 
@@ -48,9 +47,7 @@ def act(key, observations):
 def unrolled():
     env = vectorize(walk(), B)
     start = env.reset(jax.random.key(8))
-    run = jax.jit(
-        lambda key, state, observation: unroll(key, env, act, state, observation, length=T)
-    )
+    run = jax.jit(lambda key, *start: unroll(key, env, jax.random.uniform, act, *start, length=T))
     return start, run(jax.random.key(9), *start)
 
 
@@ -58,18 +55,19 @@ def unrolled():
 def by_hand(unrolled):
     """The same steps of each environment on its own."""
     env = walk()
-    env = env._replace(reset=jax.jit(env.reset), step=jax.jit(env.step))
+    step = jax.jit(env.step)
+    act_key, env_key = jax.random.split(jax.random.key(9))
+    noise = jax.random.uniform(act_key, (T, B))
+    draws = vectorize(env, B).draw(env_key, T)
     (vector_state, observations), _ = unrolled
     states = [jax.tree.map(lambda x, b=b: x[b], vector_state.env) for b in range(B)]
     observations = [np.asarray(observations[b]) for b in range(B)]
     returns, lengths = np.zeros(B, np.float32), np.zeros(B, np.int32)
     rows = []
-    for key in jax.random.split(jax.random.key(9), T):
-        act_key, env_key = jax.random.split(key)
-        actions, log_probs = act(act_key, jnp.stack(observations))
-        for b, env_key_b in enumerate(jax.random.split(env_key, B)):
-            step_key, reset_key = jax.random.split(env_key_b)
-            states[b], after = env.step(step_key, states[b], actions[b])
+    for t in range(T):
+        actions, log_probs = act(noise[t], jnp.stack(observations))
+        for b in range(B):
+            states[b], after = step(draws.key[t, b], states[b], actions[b])
             returns[b] += after.reward
             lengths[b] += 1
             rows.append(
@@ -83,19 +81,19 @@ def by_hand(unrolled):
                     next_observations=after.observation,
                     episode_returns=returns[b],
                     episode_lengths=lengths[b],
-                    mask=True,
+                    mask=None,
                 )
             )
             observations[b] = np.asarray(after.observation)
             if after.terminated or after.truncated:
-                states[b], first = env.reset(reset_key)
+                states[b], first = jax.tree.map(lambda x, t=t, b=b: x[t, b], draws.fresh)
                 observations[b] = np.asarray(first)
                 returns[b], lengths[b] = 0.0, 0
     rollout = jax.tree.map(lambda *xs: np.stack(xs).reshape(T, B, *np.shape(xs[0])), *rows)
     return states, np.stack(observations), rollout
 
 
-@pytest.mark.parametrize("field", Rollout._fields)
+@pytest.mark.parametrize("field", Rollout._fields[:-1])
 def test_unroll_is_the_loop_written_out(field, unrolled, by_hand):
     actual, wanted = getattr(unrolled[1][2], field), getattr(by_hand[2], field)
     assert actual.shape == wanted.shape
@@ -104,6 +102,11 @@ def test_unroll_is_the_loop_written_out(field, unrolled, by_hand):
         np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-5)
     else:
         np.testing.assert_array_equal(actual, wanted)
+
+
+def test_every_step_of_an_unroll_counts(unrolled):
+    assert Rollout._fields[-1] == "mask"
+    assert unrolled[1][2].mask is None
 
 
 def test_unroll_ends_where_the_loop_ends(unrolled, by_hand):
@@ -147,6 +150,39 @@ def test_episode_sums_of_an_unroll(unrolled):
     assert float(sums["episode/length_sum"]) == sum(lengths)
     np.testing.assert_allclose(sums["episode/return_sum"], sum(returns), rtol=1e-5, atol=1e-4)
     assert {x.dtype for x in sums.values()} == {np.dtype(np.float32)}
+
+
+def draw_pair(key, shape):
+    """Noise as a tree of two shapes."""
+    first, second = jax.random.split(key)
+    return {"a": jax.random.normal(first, (*shape, 3)), "b": jax.random.bits(second, shape)}
+
+
+@pytest.mark.parametrize("hold", [1, 2, 7, 50])
+def test_noise_is_held(hold):
+    """13 steps of 4 environments: step t has the draw t // hold, and no two draws are alike."""
+    key = jax.random.key(4)
+    noise = draw_noise(key, draw_pair, 4, length=13, hold=hold)
+    drawn = draw_pair(key, (-(-13 // hold), 4))
+    assert noise["a"].shape == (13, 4, 3)
+    for t in range(13):
+        for name in noise:
+            np.testing.assert_array_equal(noise[name][t], drawn[name][t // hold])
+    assert len(np.unique(noise["b"])) == 4 * -(-13 // hold)
+
+
+def test_an_unroll_holds_the_policys_noise_and_nothing_else():
+    env = vectorize(walk(), B)
+    start = env.reset(jax.random.key(8))
+    _, _, rollout = jax.jit(
+        lambda key: unroll(key, env, jax.random.uniform, act, *start, length=T, hold=5)
+    )(jax.random.key(9))
+    noise = np.asarray(rollout.behaviour_log_probs)
+    np.testing.assert_array_equal(noise, noise[5 * (np.arange(T) // 5)])
+    assert len(np.unique(noise)) == 5 * B
+    # The walk's own pushes, within and between the episodes, are new in every step.
+    pushes = rollout.next_observations - rollout.observations
+    assert len(np.unique(pushes[..., 0])) == T * B
 
 
 def test_episode_sums_by_hand_skip_what_is_masked():

@@ -90,7 +90,12 @@ def open_runner(case):
 @functools.cache
 def compiled(name):
     envs = vectorize(make(name), B)
-    return envs.spec, jax.jit(envs.reset), jax.jit(envs.step)
+
+    def step(key, state, actions):
+        draws = jax.tree.map(lambda x: x[0], envs.draw(key, 1))
+        return envs.step(draws, state, actions)
+
+    return envs.spec, jax.jit(envs.reset), jax.jit(step)
 
 
 def open_jax(name):
@@ -105,7 +110,9 @@ def open_jax(name):
     def step(actions):
         memory["key"], step_key = jax.random.split(memory["key"])
         memory["state"], transition = vector_step(step_key, memory["state"], actions)
-        return jax.tree.map(np.asarray, transition)
+        assert transition.mask is None  # every call is a step
+        transition = jax.tree.map(np.asarray, transition)
+        return transition._replace(mask=np.ones(B, np.bool_))
 
     return Runner(reset, step, spec, lambda: None)
 

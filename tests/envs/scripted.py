@@ -1,5 +1,6 @@
 """Environments that play given arrays [T, B], pure-JAX and host, whatever the actions."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -31,10 +32,16 @@ def script(rewards, terminated=None, truncated=None, mask=None) -> Transition:
 def jax_player(steps: Transition) -> VectorEnv:
     num_envs = steps.reward.shape[1]
 
-    def step(key, t, actions):
-        return t + 1, Transition(*(jnp.asarray(x)[t] for x in steps))
+    def reset(key):
+        return jnp.int32(0), jnp.zeros((num_envs, 1))
 
-    return VectorEnv(lambda key: (jnp.int32(0), jnp.zeros((num_envs, 1))), step, SPEC, num_envs)
+    def draw(key, length):
+        return jnp.zeros((length, num_envs))  # nothing is random
+
+    def step(draws, t, actions):
+        return t + 1, jax.tree.map(lambda x: jnp.asarray(x)[t], steps)
+
+    return VectorEnv(reset, draw, step, SPEC, num_envs)
 
 
 def host_player(steps: Transition) -> HostVectorEnv:

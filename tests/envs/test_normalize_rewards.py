@@ -21,13 +21,14 @@ def play(kind, steps, discount):
     if kind == "jax":
         envs = transforms.normalize_rewards(jax_player(steps), discount=discount)
 
-        def one(state, _):
-            state, transition = envs.step(jax.random.key(0), state, jnp.zeros(num_envs, jnp.int32))
+        def one(state, draws):
+            state, transition = envs.step(draws, state, jnp.zeros(num_envs, jnp.int32))
             count, mean = state.moments.count, state.moments.mean
             return state, (transition, count, mean, variance(state.moments))
 
         state, _ = envs.reset(jax.random.key(0))
-        outputs = jax.jit(lambda state: jax.lax.scan(one, state, length=length))(state)[1]
+        draws = envs.draw(jax.random.key(1), length)
+        outputs = jax.jit(lambda state: jax.lax.scan(one, state, draws))(state)[1]
         return jax.tree.map(np.asarray, outputs)
     envs = host_transforms.normalize_rewards(host_player(steps), discount=discount)
     envs.reset(0)
@@ -120,6 +121,16 @@ def test_an_end_outside_the_mask_ends_nothing(kind):
     np.testing.assert_allclose(count * mean, [1.0, 1.0, 1.0 + 1.5], rtol=1e-6)
 
 
+def test_without_a_mask_every_step_counts():
+    rng = np.random.default_rng(3)
+    steps = script(rng.normal(size=(30, 4)), *(rng.random((2, 30, 4)) < 0.2))
+    unmasked, *stats = play("jax", steps._replace(mask=None), 0.9)
+    transitions, *expected = play("jax", steps, 0.9)
+    assert unmasked.mask is None
+    np.testing.assert_array_equal(unmasked.reward, transitions.reward)
+    np.testing.assert_array_equal(stats, expected)
+
+
 @both_kinds
 def test_without_a_spread_rewards_pass(kind):
     for reward in (-0.1, 0.0, 7.0):
@@ -145,13 +156,14 @@ def test_a_saved_state_goes_on_bit_for_bit():
     steps = script(rng.normal(size=(20, 3)), terminated=rng.random((20, 3)) < 0.2)
     envs = transforms.normalize_rewards(jax_player(steps), discount=0.9)
     step, actions = jax.jit(envs.step), jnp.zeros(3, jnp.int32)
+    draws = envs.draw(jax.random.key(1), 20)
     state, _ = envs.reset(jax.random.key(0))
-    for _ in range(10):
-        state, _ = step(jax.random.key(0), state, actions)
+    for t in range(10):
+        state, _ = step(draws[t], state, actions)
     again = jax.tree.map(lambda x: jnp.array(np.array(x)), state)
-    for _ in range(10):
-        state, ours = step(jax.random.key(0), state, actions)
-        again, theirs = step(jax.random.key(0), again, actions)
+    for t in range(10, 20):
+        state, ours = step(draws[t], state, actions)
+        again, theirs = step(draws[t], again, actions)
         np.testing.assert_array_equal(ours.reward, theirs.reward)
 
 

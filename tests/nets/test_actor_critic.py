@@ -27,6 +27,7 @@ def net(**changes):
 def test_discrete_actions_get_a_categorical_policy(key):
     nets = make_actor_critic(net(), spec(Discrete(5)))
     assert nets.distribution is CATEGORICAL
+    assert nets.action_size == 5
     observations = jnp.ones((7, 2, 3))
     assert nets.policy.apply(nets.policy.init(key), observations).shape == (7, 2, 5)
     assert nets.value.apply(nets.value.init(key), observations).shape == (7, 2)
@@ -36,6 +37,7 @@ def test_discrete_actions_get_a_categorical_policy(key):
 def test_real_actions_get_a_gaussian_policy(log_std, key):
     nets = make_actor_critic(net(log_std=log_std, log_std_init=-1.0), spec(REAL))
     assert nets.distribution is GAUSSIAN
+    assert nets.action_size == 2
     mean, log_stds = nets.policy.apply(nets.policy.init(key), jnp.zeros((7, 3)))
     np.testing.assert_array_equal(mean, np.zeros((7, 2)))
     np.testing.assert_allclose(log_stds, np.full((7, 2), -1.0), rtol=1e-6)
@@ -46,7 +48,7 @@ def test_hidden_sizes_and_activation_come_from_the_config(key):
     shapes = jax.tree.map(jnp.shape, nets.policy.init(key))
     assert shapes["trunk"]["hidden_0"]["kernel"] == (3, 6)
     assert shapes["trunk"]["hidden_1"]["kernel"] == (6, 4)
-    assert shapes["logits"]["kernel"] == (4, 2)
+    assert shapes["logits"]["kernel"] == (2, 4)  # [outputs, features]
     # relu and zero biases: a policy that is linear along a ray; tanh would saturate
     params = nets.policy.init(key)
     x = jnp.array([1.0, -2.0, 0.5])
@@ -70,6 +72,7 @@ def test_observations_of_any_shape_and_dtype_are_flattened(key):
 def test_table(key):
     nets = make_actor_critic(net(name="tabular"), spec(Discrete(2), (5,)))
     assert nets.distribution is CATEGORICAL
+    assert nets.action_size == 2
     one_hot = jnp.eye(5)
     np.testing.assert_array_equal(
         nets.policy.apply(nets.policy.init(key), one_hot), np.zeros((5, 2))

@@ -10,6 +10,7 @@ from rljax.ops.distributions import (
     categorical_kl,
     categorical_log_prob,
     categorical_sample,
+    gumbel_max,
     mask_logits,
 )
 
@@ -189,6 +190,18 @@ def test_rows_are_sampled_independently(key):
     assert abs(np.mean(first == second) - 0.5) < 0.05
 
 
+def test_gumbel_max_by_hand():
+    # z + g = 1.5, 1.25, 2 | -inf, -3, 0.5: noise decides, but not for what has no chance.
+    noise = jnp.array([[0.5, 2.25, -1.0], [100.0, -3.0, 0.25]])
+    logits = jnp.array([[1.0, -1.0, 3.0], [-INF, 0.0, 0.25]])
+    actions = gumbel_max(noise, logits)
+    assert actions.tolist() == [2, 2]
+    assert actions.dtype == jnp.int32
+    assert gumbel_max(noise, jnp.zeros((2, 3))).tolist() == [1, 0]
+    assert gumbel_max(noise[0], logits[0]).tolist() == 2  # without a batch
+    assert gumbel_max(jnp.zeros((1, 2)), jnp.array([[-INF, -INF]])).tolist() == [0]
+
+
 def test_float32_whatever_comes_in_and_under_jit():
     logits, other = jnp.array([[1.0, -0.5, 2.0]]), jnp.array([[0.5, 0.25, -1.0]])
     for f in (
@@ -216,3 +229,5 @@ def test_shapes_must_fit():
             categorical_kl(logits, jnp.zeros(shape))
         with pytest.raises(ValueError, match=r"\(5, 3\)"):
             mask_logits(logits, jnp.zeros(shape))
+        with pytest.raises(ValueError, match=r"noise \(.*\) and logits \(5, 3\)"):
+            gumbel_max(jnp.zeros(shape), logits)

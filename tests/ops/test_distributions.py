@@ -44,12 +44,20 @@ FAMILIES = {  # (family, p, q, shape of an action, its dtype)
     ),
 }
 
+# Of one action's noise: one number for each action to choose from, or for each real action.
+NOISE_SHAPES = {"categorical": (4,), "gaussian": (2,), "gaussian of the state": (2,)}
+
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_family(name, key):
     family, p, q, action_shape, dtype = FAMILIES[name]
-    actions = jax.jit(family.sample)(key, p)
-    mode = family.mode(p)
+    noise = family.noise(key, (N, *NOISE_SHAPES[name]))
+    assert noise.shape == (N, *NOISE_SHAPES[name])
+    assert noise.dtype == jnp.float32
+    sample = jax.jit(family.sample)
+    actions, mode = sample(noise, p), family.mode(p)
+    np.testing.assert_array_equal(sample(noise, p), actions)  # nothing else is random
+    np.testing.assert_array_equal(sample(jnp.zeros_like(noise), p), mode)
     for x in (actions, mode):
         assert x.shape == (N, *action_shape)
         assert x.dtype == dtype

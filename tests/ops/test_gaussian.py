@@ -12,11 +12,12 @@ from rljax.ops.distributions import (
     gaussian_kl,
     gaussian_log_prob,
     gaussian_sample,
+    gaussian_shift,
     tanh_gaussian_log_prob,
     tanh_gaussian_sample_and_log_prob,
 )
 
-LOG2 = math.log(2.0)
+LOG2, INF = math.log(2.0), math.inf
 
 
 def test_by_hand():
@@ -110,6 +111,15 @@ def test_sample_has_the_right_moments_and_gradients(key):
     )
     np.testing.assert_array_equal(to_mean, np.ones(2))
     np.testing.assert_allclose(to_log_std, gaussian_sample(key, mean, log_std) - mean, rtol=1e-5)
+
+
+def test_shifted_noise_by_hand():
+    # μ + σ ε = 1 + ½·2, -3 + 4·(-1) | 0 + ½·(-2), 0 + 4·0.5
+    noise = jnp.array([[2.0, -1.0], [-2.0, 0.5]])
+    mean, log_std = jnp.array([[1.0, -3.0], [0.0, 0.0]]), jnp.array([-LOG2, 2 * LOG2])
+    np.testing.assert_allclose(gaussian_shift(noise, mean, log_std), [[2, -7], [-1, 2]], rtol=1e-6)
+    np.testing.assert_array_equal(gaussian_shift(noise, mean, 0.0), mean + noise)
+    np.testing.assert_array_equal(gaussian_shift(noise, mean, -INF), mean)
 
 
 def log_one_minus_tanh2(u):
@@ -213,6 +223,7 @@ def test_float32_whatever_comes_in_and_under_jit(key):
         lambda x, y, s: gaussian_entropy(s),
         lambda x, y, s: gaussian_kl(x, s, y, s),
         lambda x, y, s: gaussian_sample(key, x, s),
+        lambda x, y, s: gaussian_shift(jnp.ones((1, 2)), x, s),
         lambda x, y, s: tanh_gaussian_log_prob(x, s, y, low=-2.0, high=jnp.array([1.0, 2.0])),
         lambda x, y, s: tanh_gaussian_sample_and_log_prob(key, x, s, low=0, high=1)[0],
     ):
@@ -236,12 +247,15 @@ def test_shapes_must_fit(key):
         ):
             with pytest.raises(ValueError, match=r"mean\w* \(5, 2\) and \w+ \("):
                 f()
+        with pytest.raises(ValueError, match=r"noise \(.*\) and mean \(5, 2\)"):
+            gaussian_shift(other, mean, 0.0)
     for shape in [(5, 1), (1,), (5,), (1, 5, 2)]:
         bad = jnp.zeros(shape)
         for name, f in (
             ("log_std", lambda: gaussian_log_prob(mean, bad, mean)),  # noqa: B023
             ("log_std_q", lambda: gaussian_kl(mean, 0.0, mean, bad)),  # noqa: B023
             ("log_std", lambda: gaussian_sample(key, mean, bad)),  # noqa: B023
+            ("log_std", lambda: gaussian_shift(mean, mean, bad)),  # noqa: B023
             ("low", lambda: tanh_gaussian_log_prob(mean, 0.0, mean, low=bad)),  # noqa: B023
         ):
             with pytest.raises(ValueError, match=rf"{name} .*\(5, 2\), got "):
