@@ -24,9 +24,10 @@ class Loop(NamedTuple):
     """A run as functions; `experiments/run.py` drives it and sees no difference between the kinds.
 
     With S = `num_seeds` > 1 whole runs go side by side: every leaf of the state gets a leading
-    axis S. `advance` does the given number of updates, 1 ... max_updates, and donates the state;
-    its metrics are [n, S], one row per update. Those of `evaluate` are [S]. `save` gives the
-    pytree that a checkpoint holds, `load` the state back from it, `template` its structure,
+    axis S. Host environments are stepped as one: there `observation` is [S·B, ...] and `step`
+    stays a scalar. `advance` does the given number of updates, 1 ... max_updates, and donates the
+    state; its metrics are [n, S], one row per update. Those of `evaluate` are [S]. `save` gives
+    the pytree that a checkpoint holds, `load` the state back from it, `template` its structure,
     shapes, dtypes and shardings.
     """
 

@@ -54,11 +54,6 @@ def jax_loop(
     """
     mesh = sharding.make_mesh(num_devices)
     sharding.check_divisible("config.env.num_envs", num_envs, mesh)
-    if mesh.size > 1 and num_seeds > 1 and mesh.devices.flat[0].platform == "cpu":
-        # Seen to hang: on few cores XLA's device threads wait for each other in a collective.
-        raise ValueError(
-            f"num_devices is {mesh.size} and num_seeds {num_seeds}: on CPU one of them must be 1"
-        )
     envs = transform(vectorize(env, num_envs))
     vmap = jax.vmap if num_seeds > 1 else lambda f: f
 

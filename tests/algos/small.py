@@ -44,9 +44,9 @@ def make_algo(config: ConfigDict, spec: EnvSpec, *, num_updates: int) -> Algo:
 
 
 def make_small(algo: str, spec: EnvSpec, changes: dict[str, Any] | None = None) -> Algo:
-    """An algorithm without an environment, of ten updates; all but `init` is compiled."""
+    """An algorithm without an environment, of ten updates; `act` and `update` are compiled."""
     made = make_algo(small_config(algo, spec.name, changes), spec, num_updates=10)
-    return Algo(made.init, *(jax.jit(function) for function in made[1:]))
+    return Algo(made.init, made.draw, *(jax.jit(function) for function in made[2:]))
 
 
 def small_loop(config: ConfigDict, env: Env, *, num_updates: int = 100, **settings) -> Loop:

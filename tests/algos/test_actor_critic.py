@@ -5,9 +5,17 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from jax.flatten_util import ravel_pytree
 
-from rljax.algos.actor_critic import annealed, apply_gradients, make_optimizer, normalize
+from rljax.algos.actor_critic import (
+    annealed,
+    apply_gradients,
+    make_optimizer,
+    normalize,
+    ravel,
+)
 from rljax.ops.moments import init_moments, variance
 from rljax.ops.moments import update_moments as eager_update_moments
 
@@ -64,7 +72,8 @@ def test_acting_uses_the_moments_of_the_state():
     moved = state._replace(moments=moments)
     assert algo.act_greedy(moved, observations) == 0
     # x₀ = (5 - 8)/1 = -3: log p = z - log(e³ + e⁻³ + 2), z = 3, -3, 0, 0
-    actions, log_probs = algo.act(jax.random.key(1), moved, jnp.repeat(observations, 64, 0))
+    noise = algo.draw(jax.random.key(1), (64,))
+    actions, log_probs = algo.act(noise, moved, jnp.repeat(observations, 64, 0))
     z = np.array([3.0, -3.0, 0.0, 0.0])
     wanted = z - np.log(np.exp(z).sum())
     np.testing.assert_allclose(log_probs, wanted[np.asarray(actions)], rtol=1e-5)
@@ -155,3 +164,43 @@ def test_values_are_fitted_by_gradient_descent():
     assert (
         metrics["value/explained_variance"] == 0.0
     )  # V is 0 everywhere: no better than a constant
+
+
+def test_flat_vectors_are_optimised_as_the_tree_would_be():
+    """The norm that is clipped is that of all leaves; each number has moments of its own."""
+    rng = np.random.default_rng(0)
+
+    def tree():
+        def normal(*shape):
+            return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+        return {"policy": {"a": normal(3, 2), "b": normal(2)}, "value": normal()}
+
+    params = tree()
+    flat, unravel = ravel_pytree(params)
+    optimizer = make_optimizer(optimizer_config(name="adam", max_grad_norm=0.5))
+    reference = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.1, eps=1e-8))
+    opt_state, wanted_state = optimizer.init(flat), reference.init(params)
+    for _ in range(3):
+        grads = tree()
+        assert optax.tree.norm(grads) > 0.5
+        flat, opt_state = apply_gradients(
+            optimizer, ravel(grads), opt_state, flat, jnp.float32(0.1)
+        )
+        updates, wanted_state = reference.update(grads, wanted_state, params)
+        params = optax.apply_updates(params, updates)
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6),
+            unravel(flat),
+            params,
+        )
+
+
+@pytest.mark.parametrize("name", ["a2c", "trpo"])
+def test_optimisers_see_one_vector(name):
+    """Of all parameters; where policy and value are fitted apart, of each."""
+    changes = {"net.name": "tabular", "optimizer.name": "adam"}
+    state = make_small(name, CHOOSE, changes).init(jax.random.key(0))
+    shapes = {x.shape for x in jax.tree.leaves(state.opt_state)}
+    # Three observations: a table of four actions and one of values, 12 and 3 numbers.
+    assert shapes == {(), (15,) if name == "a2c" else (3,)}

@@ -48,7 +48,10 @@ def unrolled(log_std):
     state, envs = algo.init(jax.random.key(0)), vectorize(reach(), 8)
 
     def run(key, start):
-        return unroll(key, envs, lambda k, o: algo.act(k, state, o), *start, length=10)[2]
+        def act(noise, observations):
+            return algo.act(noise, state, observations)
+
+        return unroll(key, envs, algo.draw, act, *start, length=10)[2]
 
     return jax.jit(run)(jax.random.key(2), envs.reset(jax.random.key(1)))
 

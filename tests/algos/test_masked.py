@@ -76,6 +76,22 @@ def test_what_is_masked_changes_neither_params_nor_metrics(name):
     )
 
 
+@pytest.mark.parametrize(
+    "name", ["a2c", *(pytest.param(x, marks=pytest.mark.slow) for x in CASES if x != "a2c")]
+)
+def test_no_mask_is_a_mask_of_ones(name):
+    """As of pure-JAX environments, where every call is a step."""
+    spec, changes = CASES[name]
+    algo = make_small(name, spec, changes)
+    rollout = random_rollout(np.random.default_rng(2), spec, LENGTH, ENVS)
+    state = algo.init(jax.random.key(0))
+    ones = algo.update(jax.random.key(1), state, rollout)
+    plain = algo.update(jax.random.key(1), state, rollout._replace(mask=None))
+    assert rollout.mask.all()
+    for a, b in zip(jax.tree.leaves(ones), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["a2c", pytest.param("vpg", marks=pytest.mark.slow)])
 def test_a_gap_is_as_if_it_were_not_there(name):
     """One environment that spends a row on each reset, against one that resets at once.

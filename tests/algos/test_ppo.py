@@ -183,7 +183,8 @@ def test_ratio_starts_at_one():
     rng, state = np.random.default_rng(0), algo.init(jax.random.key(1))
     for u in range(4):
         rollout = random_rollout(rng, CHOOSE, 6, 8, centre=100 - 20 * u, spread=30)
-        actions, log_probs = algo.act(jax.random.key(u), state, rollout.observations)
+        noise = algo.draw(jax.random.key(u), (6, 8))
+        actions, log_probs = algo.act(noise, state, rollout.observations)
         rollout = rollout._replace(actions=actions, behaviour_log_probs=log_probs)
         before = np.asarray(state.params["policy"]["rows"])
         state, metrics = algo.update(jax.random.key(u), state, rollout)

@@ -240,13 +240,14 @@ def test_seeds_side_by_side_are_the_runs_one_by_one(name):
         np.testing.assert_array_equal(scores["eval/return_mean"][[seed]], score)
 
 
-def check_devices(one, four, *, rtol, atol):
-    start = four.init()
-    split = start.observation.sharding
-    assert split.is_equivalent_to(sharding.along_data(sharding.make_mesh(4)), 2)
-    assert len({shard.device for shard in start.observation.addressable_shards}) == 4
+def check_devices(one, several, *, rtol, atol, num_devices=4):
+    start = several.init()
+    split, axis = start.observation.sharding, start.observation.ndim - 2  # after that of the seeds
+    wanted = sharding.along_data(sharding.make_mesh(num_devices), axis)
+    assert split.is_equivalent_to(wanted, axis + 2)
+    assert len({shard.device for shard in start.observation.addressable_shards}) == num_devices
     a, a_metrics = one.advance(one.init(), 5)
-    b, b_metrics = four.advance(start, 5)
+    b, b_metrics = several.advance(start, 5)
     assert b.observation.sharding == split
     assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(b.algo))
     a, b = jax.device_get((a, b))
@@ -271,6 +272,21 @@ def test_four_devices_do_what_one_does_on_cartpole(name):
     config, env = small_config(name, "CartPole-v1", changes), envs.make("CartPole-v1")
     one, four = small_loop(config, env), small_loop(config, env, num_devices=4)
     check_devices(one, four, rtol=1e-4, atol=1e-5)
+
+
+def test_seeds_on_two_devices_do_what_they_do_on_one():
+    one, two = (line_world_loop("a2c", num_seeds=2, num_devices=n) for n in (1, 2))
+    check_devices(one, two, rtol=1e-5, atol=1e-6, num_devices=2)
+
+
+@pytest.mark.slow
+def test_seeds_on_several_devices_do_what_they_do_on_one_on_cartpole():
+    """The kernels of the networks are made side by side and on all devices at once."""
+    changes = {"net.hidden_sizes": (8, 8), "unroll_length": 8, "log_interval": 5}
+    config, env = small_config("ppo", "CartPole-v1", changes), envs.make("CartPole-v1")
+    loops = {n: small_loop(config, env, num_seeds=2, num_devices=n) for n in (1, 2, 4)}
+    for num_devices in (2, 4):
+        check_devices(loops[1], loops[num_devices], rtol=1e-4, atol=1e-5, num_devices=num_devices)
 
 
 @pytest.mark.errors
