@@ -59,7 +59,8 @@ def test_unknown_fields_and_wrong_types(name, override, needed, tmp_path):
         *(
             (name, field, values)
             for name, fields, values in [
-                (PPO, "num_seeds total_steps unroll_length env.num_envs log_interval", "0 -1"),
+                (PPO, "num_seeds total_steps unroll_length noise_hold", "0 -1"),
+                (PPO, "env.num_envs log_interval", "0 -1"),
                 (PPO, "eval_interval eval_episodes checkpoint_interval keep_checkpoints", "0 -1"),
                 (PPO, "algo.epochs algo.minibatches", "0 -1"),
                 (TRPO, "algo.value_iterations algo.cg_iterations algo.max_backtracks", "0 -1"),

@@ -1,4 +1,4 @@
-"""What `config.env` says of actions and rewards arrives in the environments, on both backends."""
+"""What a config says of actions, noise and rewards arrives in the run, on both backends."""
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +11,14 @@ from experiments.configs import defaults
 BACKENDS = ("jax", "gymnasium")
 
 
-def small_run(name, backend, discount=0.99, **fields):
+def small_run(name, backend, discount=0.99, noise_hold=1, **fields):
     config = defaults.run(name, backend=backend)
     config.algo = defaults.a2c()
     config.algo.discount = discount
     config.net.hidden_sizes = (4,)
     config.env.num_envs = 2
     config.unroll_length = 8
+    config.noise_hold = noise_hold
     config.total_steps = 64
     config.log_interval = config.eval_interval = config.checkpoint_interval = 2
     config.eval_episodes = 3
@@ -54,6 +55,18 @@ def test_actions_as_they_are():
         paid[how] = loop.evaluate(always(loop, -3.0))["eval/return_mean"]
     np.testing.assert_allclose(paid["clip"], -0.1 * 999, rtol=1e-4)
     np.testing.assert_allclose(paid["none"], -0.9 * 999, rtol=1e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_held_noise(backend):
+    """Torques that stay turn a pendulum otherwise than torques that are drawn in each step."""
+    ends = []
+    for hold in (1, 8):
+        loop = small_run("Pendulum-v1", backend, noise_hold=hold)
+        start = np.array(loop.init().observation)
+        ends.append((start, np.array(loop.advance(loop.init(), 1)[0].observation)))
+    np.testing.assert_array_equal(ends[0][0], ends[1][0])
+    assert (np.abs(ends[0][1] - ends[1][1]).max(-1) > 1e-3).all()
 
 
 @pytest.mark.parametrize("actions", ["clip", "scale"])
