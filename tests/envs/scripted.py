@@ -30,7 +30,8 @@ def script(rewards, terminated=None, truncated=None, mask=None) -> Transition:
 
 
 def jax_player(steps: Transition) -> VectorEnv:
-    num_envs = steps.reward.shape[1]
+    assert np.all(steps.mask)  # in pure-JAX environments every call is a step
+    steps, num_envs = steps._replace(mask=None), steps.reward.shape[1]
 
     def reset(key):
         return jnp.int32(0), jnp.zeros((num_envs, 1))
