@@ -15,10 +15,12 @@ def get_config(variant: str = "") -> Config:
     config.optimizer.eps = 1e-5
     config.algo.discount = 0.9
     config.eval_episodes = 128  # the start decides much: about ±90 per episode
+    config.env.normalize_rewards = True
+    config.noise_hold = 4
     config.algo.epochs = 10
-    config.algo.minibatches = 16
-    config.optimizer.learning_rate = 3e-3
-    config.env.num_envs = 16
-    config.unroll_length = 64
+    config.algo.minibatches = 8
+    config.optimizer.learning_rate = 1e-3
+    config.env.num_envs = 4
+    config.unroll_length = 200
     config.total_steps = 100_000
     return defaults.quick(config) if defaults.check_variant(variant) else config

@@ -10,10 +10,11 @@ from experiments.configs.defaults import Config
 def get_config(variant: str = "") -> Config:
     config = defaults.run("Acrobot-v1")
     config.algo = defaults.trpo()
+    config.algo.max_kl = 0.02
     config.algo.value_iterations = 20
     config.optimizer.learning_rate = 1e-3  # of the value network
     config.normalize_observations = True
-    config.env.num_envs = 16
+    config.env.num_envs = 8
     config.unroll_length = 64
     config.total_steps = 100_000
     return defaults.quick(config) if defaults.check_variant(variant) else config

@@ -18,6 +18,6 @@ def get_config(variant: str = "") -> Config:
     config.algo.value_iterations = 20
     config.optimizer.learning_rate = 1e-3  # of the value network
     config.env.num_envs = 8
-    config.unroll_length = 64
+    config.unroll_length = 32
     config.total_steps = 50_000
     return defaults.quick(config) if defaults.check_variant(variant) else config

@@ -12,10 +12,12 @@ def get_config(variant: str = "") -> Config:
     config.algo = defaults.trpo()
     config.algo.discount = 0.9
     config.eval_episodes = 128  # the start decides much: about ±90 per episode
-    config.algo.value_iterations = 50
-    config.algo.max_kl = 0.03
+    config.env.normalize_rewards = True
+    config.noise_hold = 4
+    config.algo.lambda_ = 0.95
+    config.algo.value_iterations = 100
     config.optimizer.learning_rate = 3e-3  # of the value network
-    config.env.num_envs = 16
-    config.unroll_length = 64
+    config.env.num_envs = 4
+    config.unroll_length = 200
     config.total_steps = 100_000
     return defaults.quick(config) if defaults.check_variant(variant) else config
