@@ -1,0 +1,1 @@
+"""Speed against peers and baselines, each measured beside the other in the same run."""
