@@ -256,6 +256,7 @@ def test_gae(tmp_path):
     assert found["learned"][0, :, -1].max() < found["learned"][2:, :, -1].min()  # λ = 0 is slow
 
 
+@pytest.mark.slow  # half a minute of compilation and more, in quick mode, too
 def test_trust_regions(tmp_path):
     cells, found = execute(
         "04_trust_regions",
