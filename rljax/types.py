@@ -102,6 +102,7 @@ class HostVectorEnv(NamedTuple):
     close: Callable[[], None]
     spec: EnvSpec
     num_envs: int
+    exact: bool = True  # False: `restore` cannot go on with the episodes and begins fresh ones
 
 
 class Rollout(NamedTuple):

@@ -110,7 +110,7 @@ def make_envpool(
             )
         return start(seeds, steps, _mix(seeds, steps))
 
-    return envs._replace(reset=reset, step=step, snapshot=snapshot, restore=restore)
+    return envs._replace(reset=reset, step=step, snapshot=snapshot, restore=restore, exact=False)
 
 
 def _mix(seeds: np.ndarray, steps: np.ndarray) -> list[int]:

@@ -87,6 +87,8 @@ def normalize_rewards(
     def restore(tree: PyTree) -> np.ndarray:
         observation = envs.restore(tree["envs"])
         memory.update({name: np.array(value) for name, value in tree["rewards"].items()})
+        if not envs.exact:
+            memory["running_return"] = np.zeros_like(memory["running_return"])
         return observation
 
     start()

@@ -10,6 +10,7 @@ import pytest
 from experiments.configs.ppo_cartpole import get_config
 from rljax.algos import ppo
 from rljax.envs.envpool import make_envpool
+from rljax.envs.host_transforms import normalize_rewards
 from rljax.envs.mujoco import quiet_models
 from rljax.loops.on_policy_host import host_loop
 
@@ -186,6 +187,20 @@ def test_a_resumed_run_has_all_but_the_episodes(algo):
     after, metrics = resumed.advance(after, 2)
     assert int(after.step) == 4
     assert all(np.isfinite(x).all() for x in metrics.values())
+
+
+def test_after_restoring_the_running_return_is_that_of_the_fresh_episode():
+    """Rewards are 1: after one step of a fresh episode the running return is 1, not 1 + 0.5·(...)."""
+    envs = normalize_rewards(make_envpool(CARTPOLE, 2), discount=0.5)
+    envs.reset(0)
+    for _ in range(3):
+        envs.step(np.ones(2, np.int32))
+    tree = envs.snapshot()
+    np.testing.assert_allclose(tree["rewards"]["running_return"], 1.75)
+    envs.restore(tree)
+    envs.step(np.ones(2, np.int32))
+    np.testing.assert_allclose(envs.snapshot()["rewards"]["running_return"], 1.0)
+    envs.close()
 
 
 @pytest.mark.errors
