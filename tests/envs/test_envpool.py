@@ -190,7 +190,7 @@ def test_a_resumed_run_has_all_but_the_episodes(algo):
 
 
 def test_after_restoring_the_running_return_is_that_of_the_fresh_episode():
-    """Rewards are 1: after one step of a fresh episode the running return is 1, not 1 + 0.5·(...)."""
+    """Rewards are 1: after one step of a fresh episode the running return is 1."""
     envs = normalize_rewards(make_envpool(CARTPOLE, 2), discount=0.5)
     envs.reset(0)
     for _ in range(3):
