@@ -10,5 +10,4 @@ from experiments.configs.defaults import Config
 
 def get_config(variant: str = "") -> Config:
     config = defaults.mujoco_ppo("HalfCheetah-v5")
-    config.algo.minibatches = 16
     return defaults.quick_mujoco(config) if defaults.check_variant(variant) else config
