@@ -37,7 +37,13 @@ def read_rows(workdir) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("name", NAMES)
+# One of each algorithm and kind of environment and action; the others run in the slow step.
+FAST = ("a2c_line_world", "vpg_cartpole", "ppo_cartpole", "trpo_pendulum", "ppo_swimmer")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in NAMES]
+)
 def test_every_config_runs_its_quick_variant(name, finished, tmp_path):
     if name == "a2c_line_world":
         workdir, result = finished
