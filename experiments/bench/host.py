@@ -16,6 +16,7 @@ from experiments.build import build
 from experiments.cli import parse
 from experiments.run import fail
 from rljax.envs.gymnasium import make_host
+from rljax.envs.mujoco import quiet_models
 
 ROUNDS = 5
 
@@ -31,7 +32,8 @@ def main(argv: Sequence[str]) -> int:
     num_envs, length = config.env.num_envs, config.unroll_length
     ours = make_host(config.env.name, num_envs)
     ours.reset(0)
-    theirs = gymnasium.make_vec(config.env.name, num_envs=num_envs, vectorization_mode="sync")
+    with quiet_models(config.env.name):
+        theirs = gymnasium.make_vec(config.env.name, num_envs=num_envs, vectorization_mode="sync")
     theirs.reset(seed=0)
     space = theirs.action_space
     low, high = (np.float32(bound) for bound in (space.low, space.high))  # pyright: ignore
