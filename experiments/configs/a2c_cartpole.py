@@ -10,11 +10,7 @@ from experiments.configs.defaults import Config
 def get_config(variant: str = "") -> Config:
     config = defaults.run("CartPole-v1")
     config.algo = defaults.a2c()
-    config.optimizer.name = "rmsprop"
-    config.optimizer.learning_rate = 7e-4
-    config.optimizer.anneal = True
-    config.optimizer.max_grad_norm = 0.5
-    config.optimizer.eps = 1e-5
+    config.optimizer = defaults.annealed(7e-4, name="rmsprop")
     config.env.num_envs = 8
     config.unroll_length = 5
     config.total_steps = 500_000

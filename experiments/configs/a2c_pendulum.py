@@ -13,11 +13,7 @@ def get_config(variant: str = "") -> Config:
     config.algo.discount = 0.9
     config.eval_episodes = 128  # the start decides much: about ±90 per episode
     config.algo.lambda_ = 0.9
-    config.optimizer.name = "rmsprop"
-    config.optimizer.learning_rate = 2e-3
-    config.optimizer.anneal = True
-    config.optimizer.max_grad_norm = 0.5
-    config.optimizer.eps = 1e-5
+    config.optimizer = defaults.annealed(2e-3, name="rmsprop")
     config.normalize_observations = True
     config.env.normalize_rewards = True
     config.env.num_envs = 8

@@ -61,6 +61,17 @@ def adam() -> Config:
     return optimizer
 
 
+def annealed(learning_rate: float, *, name: str = "adam") -> Config:
+    """The optimiser of the PPO and A2C configs: the rate falls to 0, gradients are bounded."""
+    optimizer = adam()
+    optimizer.name = name
+    optimizer.learning_rate = learning_rate
+    optimizer.anneal = True
+    optimizer.max_grad_norm = 0.5
+    optimizer.eps = 1e-5
+    return optimizer
+
+
 def line_world(algo: Config) -> Config:
     """A tabular run on the line world with the notes' discount."""
     config = run("LineWorld-v0")
@@ -101,10 +112,7 @@ def mujoco_ppo(env: str) -> Config:
     config.env.normalize_rewards = True
     config.algo.epochs = 10
     config.algo.minibatches = 8
-    config.optimizer.learning_rate = 3e-4
-    config.optimizer.anneal = True
-    config.optimizer.max_grad_norm = 0.5
-    config.optimizer.eps = 1e-5
+    config.optimizer = annealed(3e-4)
     return config
 
 

@@ -11,10 +11,7 @@ from experiments.configs.defaults import Config
 def get_config(variant: str = "") -> Config:
     config = defaults.run("MountainCar-v0")
     config.algo = defaults.ppo()
-    config.optimizer.anneal = True
-    config.optimizer.max_grad_norm = 0.5
-    config.optimizer.eps = 1e-5
-    config.optimizer.learning_rate = 1e-3
+    config.optimizer = defaults.annealed(1e-3)
     config.normalize_observations = True
     config.noise_hold = 16  # a car that is pushed to and fro at random never leaves the valley
     config.env.num_envs = 16

@@ -11,16 +11,13 @@ from experiments.configs.defaults import Config
 def get_config(variant: str = "") -> Config:
     config = defaults.run("MountainCarContinuous-v0")
     config.algo = defaults.ppo()
-    config.optimizer.anneal = True
-    config.optimizer.max_grad_norm = 0.5
-    config.optimizer.eps = 1e-5
     config.algo.discount = 0.9999
     config.normalize_observations = True
     config.env.normalize_rewards = True
     config.noise_hold = 16  # a car that is pushed to and fro at random never leaves the valley
     config.algo.epochs = 10
     config.algo.minibatches = 8
-    config.optimizer.learning_rate = 1e-3
+    config.optimizer = defaults.annealed(1e-3)
     config.env.num_envs = 8
     config.unroll_length = 64
     config.total_steps = 20_000
