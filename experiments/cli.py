@@ -4,6 +4,7 @@ import difflib
 import runpy
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -33,8 +34,7 @@ def parse(argv: Sequence[str]) -> tuple[ConfigDict, Path]:
       UsageError: for a flag, field, type or file that is not allowed.
       HelpWanted: for --help.
     """
-    if {"-h", "-help", "--help", "--helpshort", "--helpfull"} & {*argv}:
-        raise HelpWanted
+    check_help(argv)
     files = flags.FlagValues()
     files.set_gnu_getopt(True)  # overrides, unknown as yet, may stand before the two flags
     for name in ("config", "workdir"):
@@ -48,6 +48,29 @@ def parse(argv: Sequence[str]) -> tuple[ConfigDict, Path]:
         if not given[name]:
             raise UsageError(f"--{name} is missing; {USAGE}")
     return override(load_config(given["config"]), rest), Path(given["workdir"])
+
+
+def check_help(argv: Sequence[str]) -> None:
+    """Raises HelpWanted if the command line asks for help."""
+    if {"-h", "-help", "--help", "--helpshort", "--helpfull"} & {*argv}:
+        raise HelpWanted
+
+
+def parse_flags(values: flags.FlagValues, argv: Sequence[str], hint: str) -> dict[str, Any]:
+    """The flags' values by name, where `argv` holds flags alone; `hint` says what is allowed.
+
+    Raises:
+      UsageError: for any other flag, value or argument.
+    """
+    try:
+        positional = values(list(argv))[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise UsageError(f"unknown flag --{error.flagname}; {hint}") from error
+    except flags.Error as error:
+        raise UsageError(one_line(error)) from error
+    if positional:
+        raise UsageError(f"unexpected argument {positional[0]!r}; {hint}")
+    return values.flag_values_dict()
 
 
 def load_config(text: str) -> ConfigDict:

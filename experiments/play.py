@@ -62,25 +62,16 @@ def parse(argv: Sequence[str]) -> Options:
     """
     from absl import flags
 
-    from experiments.cli import HelpWanted, UsageError, one_line
+    from experiments.cli import UsageError, check_help, parse_flags
 
-    if {"-h", "-help", "--help", "--helpshort", "--helpfull"} & {*argv}:
-        raise HelpWanted
+    check_help(argv)
     values = flags.FlagValues()
     for name, default in (("workdir", None), ("out", None), ("checkpoint", "latest")):
         flags.DEFINE_string(name, default, "", flag_values=values)
     for name in ("seed", "seed-index"):
         flags.DEFINE_integer(name, 0, "", 0, 2**32 - 1, flag_values=values)
     flags.DEFINE_bool("sample", False, "", flag_values=values)
-    try:
-        positional = values(list(argv))[1:]
-    except flags.UnrecognizedFlagError as error:
-        raise UsageError(f"unknown flag --{error.flagname}; {USAGE}") from error
-    except flags.Error as error:
-        raise UsageError(one_line(error)) from error
-    given = values.flag_values_dict()
-    if positional:
-        raise UsageError(f"unexpected argument {positional[0]!r}; {USAGE}")
+    given = parse_flags(values, argv, USAGE)
     if not given["workdir"]:
         raise UsageError(f"--workdir is missing; {USAGE}")
     workdir = Path(given["workdir"])

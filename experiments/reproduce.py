@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from experiments.baselines.jobs import all_jobs, plan, work
+from experiments.baselines.jobs import job_of, plan, work
 from experiments.baselines.registry import (
     REGISTRY,
     ROOT,
@@ -28,7 +28,7 @@ from experiments.baselines.registry import (
 )
 from experiments.baselines.results import read_result
 from experiments.baselines.table import markdown, rows_of, with_table
-from experiments.cli import one_line
+from experiments.cli import HelpWanted, check_help, parse_flags
 from experiments.run import fail, terminate
 from experiments.screen import lenient
 from rljax.runtime.files import write_atomically
@@ -73,9 +73,6 @@ def run(argv: Sequence[str]) -> int:
     """The same, but for a KeyboardInterrupt."""
     try:
         options = parse(argv)
-        if options is None:
-            print(USAGE)
-            return 0
         baselines = read_registry(options.registry)
         chosen = select(baselines, options.only)
         all_or_chosen = baselines if options.readme else chosen
@@ -84,6 +81,9 @@ def run(argv: Sequence[str]) -> int:
         if options.readme:  # what is wrong with it is better said now than after days
             with_table(options.readme.read_text(encoding="utf-8"), rows, "")
         jobs = [] if options.list else plan(chosen, settings, options.results)
+    except HelpWanted:
+        print(USAGE)
+        return 0
     except (ValueError, OSError) as error:
         return fail(error, 2)
     try:
@@ -102,14 +102,13 @@ def run(argv: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-def parse(argv: Sequence[str]) -> Options | None:
-    """The options; None for --help.
+def parse(argv: Sequence[str]) -> Options:
+    """The options.
 
     Raises:
-      ValueError: in one line, for what is no flag of ours.
+      ValueError: in one line, for what is no flag of ours; HelpWanted for --help.
     """
-    if {"-h", "-help", "--help", "--helpshort", "--helpfull"} & {*argv}:
-        return None
+    check_help(argv)
     values = flags.FlagValues()
     flags.DEFINE_string("only", "", "", flag_values=values)
     flags.DEFINE_boolean("list", False, "", flag_values=values)
@@ -117,15 +116,7 @@ def parse(argv: Sequence[str]) -> Options | None:
     flags.DEFINE_string("runs", str(ROOT / "runs/reproduce"), "", flag_values=values)
     flags.DEFINE_string("registry", str(REGISTRY), "", flag_values=values)
     allowed = ", ".join(f"--{name}" for name in ("only", "list", "readme", "runs", "registry"))
-    try:
-        positional = values(list(argv))[1:]
-    except flags.UnrecognizedFlagError as error:
-        raise ValueError(f"unknown flag --{error.flagname}; allowed are {allowed}") from error
-    except flags.Error as error:
-        raise ValueError(one_line(error)) from error
-    if positional:
-        raise ValueError(f"unexpected argument {positional[0]!r}; allowed are {allowed}")
-    given = values.flag_values_dict()
+    given = parse_flags(values, argv, f"allowed are {allowed}")
     readme = given.pop("readme")
     runs, registry = (Path(given.pop(name)).resolve() for name in ("runs", "registry"))
     return Options(**given, readme=readme and Path(readme).resolve(), runs=runs, registry=registry)
@@ -156,7 +147,7 @@ def table(
 
 def commands(baselines: Sequence[Baseline], settings: Mapping[str, Mapping[str, Any]]) -> str:
     """What a result comes from, process by process."""
-    jobs = [job for baseline in baselines for job in all_jobs(baseline, settings[baseline.id])]
+    jobs = [job_of(baseline, settings[baseline.id]) for baseline in baselines]
     width = max(len(str(job)) for job in jobs)
     return "\n".join(
         f"{str(job).ljust(width)}  python -m experiments.run "

@@ -37,21 +37,20 @@ class Job(NamedTuple):
         return f"{self.baseline.id}, seed{'s' if last else ''} {self.seeds[0]}{last}"
 
 
-def all_jobs(baseline: Baseline, settings: Mapping[str, Any]) -> list[Job]:
-    """One process: all seeds side by side, so that acting costs one call for all of them."""
-    return [Job(baseline, settings, range(baseline.seeds))]
+def job_of(baseline: Baseline, settings: Mapping[str, Any]) -> Job:
+    """All seeds side by side, so that acting costs one call for all of them."""
+    return Job(baseline, settings, range(baseline.seeds))
 
 
 def plan(
     baselines: Sequence[Baseline], settings: Mapping[str, Mapping[str, Any]], results: Path
 ) -> list[Job]:
     """The processes that have a seed without a result for the settings of now."""
-    jobs = []
-    for baseline in baselines:
-        now = settings[baseline.id]
-        missing = missing_seeds(baseline, now, read_result(results, baseline.id))
-        jobs += [job for job in all_jobs(baseline, now) if {*job.seeds} & {*missing}]
-    return jobs
+    return [
+        job_of(baseline, settings[baseline.id])
+        for baseline in baselines
+        if missing_seeds(baseline, settings[baseline.id], read_result(results, baseline.id))
+    ]
 
 
 def work(jobs: Sequence[Job], runs: Path, results: Path) -> list[Job]:

@@ -9,7 +9,6 @@ best of each counts, so that a busy moment of the machine hits neither alone. Wr
 and on_policy.png. Close other programs first.
 """
 
-import json
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from absl import flags
 from experiments.cli import one_line
 from experiments.run import fail
 from rljax.runtime.files import to_json, write_atomically
+from rljax.runtime.plots import save_figure
 
 UNROLL_LENGTH, EPOCHS, MINIBATCHES = 128, 4, 4
 LONG_SECONDS = 15.0  # of a round that is not repeated
@@ -130,8 +130,6 @@ def table(points: Sequence[Point]) -> str:
 
 def plot(points: Sequence[Point], png: Path) -> None:
     """Speed and the time of one update over the number of environments."""
-    import io
-
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.8), dpi=120, layout="constrained")
@@ -151,9 +149,7 @@ def plot(points: Sequence[Point], png: Path) -> None:
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     speed.legend(frameon=False)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    write_atomically(png, picture.getvalue())
+    save_figure(figure, png)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -183,7 +179,7 @@ def main(argv: Sequence[str]) -> int:
     out = Path(given["out"])
     out.mkdir(parents=True, exist_ok=True)
     rows = [point._asdict() for point in points]
-    write_atomically(out / "on_policy.json", (to_json(json.loads(json.dumps(rows)))).encode())
+    write_atomically(out / "on_policy.json", to_json(rows).encode())
     plot(points, out / "on_policy.png")
     print(f"written: {out / 'on_policy.json'}, {out / 'on_policy.png'}")
     return 0

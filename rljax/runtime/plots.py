@@ -154,6 +154,11 @@ def plot_curves(
         axes.set_title(name, loc="left", fontsize=9, parse_math=False)
         axes.tick_params(labelsize=8)
 
+    save_figure(figure, png)
+
+
+def save_figure(figure: Any, png: str | os.PathLike) -> None:
+    """Writes a Matplotlib figure as PNG, replacing the file at one stroke."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     write_atomically(png, picture.getvalue())
