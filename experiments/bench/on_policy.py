@@ -134,10 +134,15 @@ def plot(points: Sequence[Point], png: Path) -> None:
 
     figure = Figure(figsize=(9, 3.8), dpi=120, layout="constrained")
     speed, cost = figure.subplots(1, 2)
+    ticks = sorted({p.num_envs for p in points})
     for name, num_seeds in sorted({(p.name, p.num_seeds) for p in points}):
         line = sorted(p for p in points if (p.name, p.num_seeds) == (name, num_seeds))
         envs = [p.num_envs for p in line]
-        label = "Stable-Baselines3" if name == "sb3" else f"rljax, {num_seeds} seed(s)"
+        label = (
+            "Stable-Baselines3"
+            if name == "sb3"
+            else f"rljax, {num_seeds} seed{'s' if num_seeds > 1 else ''}"
+        )
         style = "k--o" if name == "sb3" else "-o"
         speed.loglog(envs, [p.steps_per_second for p in line], style, label=label)
         batch = [UNROLL_LENGTH * p.num_envs * p.num_seeds / p.steps_per_second for p in line]
@@ -146,6 +151,8 @@ def plot(points: Sequence[Point], png: Path) -> None:
     cost.set_ylabel("seconds per update, all seeds")
     for axes in (speed, cost):
         axes.set_xlabel("environments of each seed")
+        axes.set_xticks(ticks, labels=map(str, ticks))
+        axes.minorticks_off()
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     speed.legend(frameon=False)
