@@ -29,7 +29,7 @@ RANGES = {  # of the numbers in a config; None is allowed where the config had i
     ),
     "[1, 1e12]": ("total_steps",),  # checkpoints are named by 12 digits
     "[0, inf)": (
-        *("num_devices", "optimizer.learning_rate", "algo.value_learning_rate"),
+        *("num_devices", "env.workers", "optimizer.learning_rate", "algo.value_learning_rate"),
         *("algo.entropy_coef", "algo.value_coef", "algo.kl_coef", "algo.damping"),
     ),
     "(0, inf)": (
@@ -118,7 +118,12 @@ def make_host_env(config: Config) -> Callable[[int], HostVectorEnv]:
     else:
         from rljax.envs.gymnasium import make_host
 
-        make = partial(make_host, config.env.name, autoreset_mode=config.env.autoreset_mode)
+        make = partial(
+            make_host,
+            config.env.name,
+            autoreset_mode=config.env.autoreset_mode,
+            workers=config.env.workers,
+        )
     return lambda num_envs: transform_host(config, make(num_envs))
 
 

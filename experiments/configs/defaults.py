@@ -34,6 +34,7 @@ def run(env: str, *, backend: str = "jax") -> Config:
     config.env.backend = backend
     config.env.num_envs = 8
     config.env.autoreset_mode = "same_step"  # of gymnasium: or "next_step"
+    config.env.workers = 0  # of gymnasium: processes that step environments beside the main one
     config.env.actions = "clip"  # real ones to their bounds; or "scale" from [-1, 1], "none"
     config.env.normalize_rewards = False  # by the running return's deviation; not in evaluation
     config.net = mlp()
@@ -98,6 +99,7 @@ def mujoco(env: str, algo: Config) -> Config:
     config.normalize_observations = True
     config.net.log_std_init = -0.5
     config.env.num_envs = 32
+    config.env.workers = 1
     config.unroll_length = 64
     config.total_steps = 1_000_000
     config.log_interval = 1
@@ -134,6 +136,7 @@ def mujoco_vpg(env: str) -> Config:
 
 def quick_mujoco(config: Config) -> Config:
     config.env.num_envs = 8
+    config.env.workers = 0
     config = quick(config)
     config.eval_episodes = 2
     return config

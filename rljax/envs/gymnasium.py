@@ -15,7 +15,6 @@ Here they look alike: `next_observation` is the last one, `observation` the one 
 import difflib
 import functools
 import importlib
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,11 +25,11 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from rljax.envs.mujoco import quiet_models
 from rljax.envs.snapshot import Snapshot
+from rljax.envs.workers import WorkerVectorEnv
 from rljax.types import Box, Discrete, EnvSpec, HostVectorEnv, PyTree, Transition
 
 MODES = {mode.name.lower(): mode for mode in AutoresetMode}
-# Of worker processes. Not "fork", which is unsafe once JAX has started its threads.
-START_METHOD = "spawn" if sys.platform == "win32" else "forkserver"
+OF_SINGLE = (SyncVectorEnv, AsyncVectorEnv, WorkerVectorEnv)  # made of single environments
 
 
 def make_host(
@@ -38,7 +37,7 @@ def make_host(
     num_envs: int,
     *,
     autoreset_mode: str = "same_step",
-    vectorization: str = "sync",
+    workers: int = 0,
     **options: Any,
 ) -> HostVectorEnv:
     """B copies of the Gymnasium environment `name`, each under a `Snapshot`.
@@ -47,7 +46,9 @@ def make_host(
       name: an id registered with Gymnasium, or "module:id" to import the module first.
       num_envs: B, at least 1.
       autoreset_mode: "same_step", "next_step" or "disabled"; the episodes are the same in each.
-      vectorization: "sync" steps them in this process, "async" in one process each.
+      workers: processes that step a share of the environments each, beside this one; at most
+        B - 1 are started, and only in the mode "same_step". They change no result. A script that
+        starts them needs its `if __name__ == "__main__":`.
       options: passed to `gymnasium.make`, `max_episode_steps` among others.
 
     Raises:
@@ -62,18 +63,21 @@ def make_host(
     """
     if autoreset_mode not in MODES:
         raise ValueError(f"autoreset_mode is {autoreset_mode!r}, allowed are {', '.join(MODES)}")
-    if vectorization not in ("sync", "async"):
-        raise ValueError(f"vectorization is {vectorization!r}, allowed are sync, async")
+    if workers < 0 or (workers and autoreset_mode != "same_step"):
+        raise ValueError(
+            f"workers is {workers} with autoreset_mode={autoreset_mode!r}, allowed are 0 and, "
+            "with 'same_step', more"
+        )
     if num_envs < 1:
         raise ValueError(f"num_envs is {num_envs}, it must be at least 1")
     check_name(name)
     make_one = functools.partial(_make_one, name, options)
-    kwargs: dict[str, Any] = {"autoreset_mode": MODES[autoreset_mode]}
+    makers = [make_one] * num_envs
     try:
-        if vectorization == "sync":
-            vector_env = SyncVectorEnv([make_one] * num_envs, **kwargs)
+        if autoreset_mode == "same_step":
+            vector_env = WorkerVectorEnv(makers, min(workers, num_envs - 1))
         else:
-            vector_env = AsyncVectorEnv([make_one] * num_envs, context=START_METHOD, **kwargs)
+            vector_env = SyncVectorEnv(makers, autoreset_mode=MODES[autoreset_mode])
     except (gymnasium.error.Error, ImportError, TypeError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         if "mujoco" in reason.lower():
@@ -105,8 +109,9 @@ def adapt(
       max_episode_steps: after how many steps it truncates, where its own spec does not say.
 
     Returns:
-      A `HostVectorEnv`. `snapshot` and `restore` need a SyncVectorEnv or AsyncVectorEnv whose
-      environments are under a `Snapshot`, and no vector wrappers; else they raise a ValueError.
+      A `HostVectorEnv`. `snapshot` and `restore` need a SyncVectorEnv, AsyncVectorEnv or
+      WorkerVectorEnv whose environments are under a `Snapshot`, and no vector wrappers; else they
+      raise a ValueError.
 
     Raises:
       ValueError: other spaces, a missing mode, or no known `max_episode_steps`.
@@ -117,7 +122,7 @@ def adapt(
     """
     # Those that are not made of single environments have one spec, one generator and no get_attr.
     base: Any = vector_env.unwrapped
-    of_single = isinstance(base, SyncVectorEnv | AsyncVectorEnv)
+    of_single = isinstance(base, OF_SINGLE)
     theirs = base.get_attr("spec")[0] if of_single else vector_env.spec
     spec = _spec(
         vector_env,
@@ -261,7 +266,7 @@ def _to_env(space: Any, actions: np.ndarray) -> np.ndarray:
 
 def _check_snapshots(vector_env: Any, name: str) -> None:
     # Every object has a `__module__`; asking for what is not there would end a worker process.
-    if type(vector_env) not in (SyncVectorEnv, AsyncVectorEnv) or any(
+    if type(vector_env) not in OF_SINGLE or any(
         module != Snapshot.__module__ for module in vector_env.get_attr("__module__")
     ):
         raise ValueError(f"{name}: only environments made by make_host can be saved exactly")

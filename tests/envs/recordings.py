@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 import gymnasium
 import jax
 import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from rljax.envs import make
 from rljax.envs.envpool import make_envpool
 from rljax.envs.gymnasium import adapt, make_host
+from rljax.envs.snapshot import Snapshot
 from rljax.envs.vector import vectorize
 from rljax.types import Discrete, EnvSpec, Transition
 
@@ -20,7 +22,7 @@ MODES = ("same_step", "next_step", "disabled")
 
 class Case(NamedTuple):
     name: str
-    how: str  # "jax", "native", "envpool", or the vectorization of `make_host`
+    how: str  # "jax", "native", "async", "envpool", or by `make_host`: "sync", "workers"
     mode: str
     num_steps: int
     options: tuple = ()
@@ -40,6 +42,7 @@ CASES = [
     Case("Pendulum-v1", "jax", "same_step", 410),
     *(Case("CartPole-v1", "sync", mode, 520) for mode in MODES),
     *(Case("CartPole-v1", "async", mode, 60) for mode in MODES),
+    Case("CartPole-v1", "workers", "same_step", 60),
     Case("CartPole-v1", "native", "next_step", 520),  # Gymnasium's own vector CartPole
     Case("CartPole-v1", "envpool", "same_step", 520),
     Case("Pendulum-v1", "envpool", "same_step", 410),
@@ -73,6 +76,16 @@ class Runner(NamedTuple):
     close: Callable[[], None]
 
 
+def make_async(name, num_envs, mode, **options):
+    """Gymnasium's own vector environment of one process each, whose state can be saved."""
+    make_one = functools.partial(gymnasium.make, name, disable_env_checker=True, **options)
+    return AsyncVectorEnv(
+        [lambda: Snapshot(make_one())] * num_envs,
+        context="forkserver",
+        autoreset_mode=AutoresetMode[mode.upper()],
+    )
+
+
 def open_runner(case):
     if case.how == "jax":
         return open_jax(case.name)
@@ -80,9 +93,12 @@ def open_runner(case):
         envs = adapt(gymnasium.make_vec(case.name, B, vectorization_mode="vector_entry_point"))
     elif case.how == "envpool":
         envs = make_envpool(case.name, B)
+    elif case.how == "async":
+        envs = adapt(make_async(case.name, B, case.mode))
     else:
+        workers = 2 if case.how == "workers" else 0
         envs = make_host(
-            case.name, B, autoreset_mode=case.mode, vectorization=case.how, **dict(case.options)
+            case.name, B, autoreset_mode=case.mode, workers=workers, **dict(case.options)
         )
     return Runner(envs.reset, envs.step, envs.spec, envs.close)
 

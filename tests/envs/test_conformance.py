@@ -15,7 +15,8 @@ from rljax.types import Box
 from .recordings import CASES, ENDLESS, LIMITS, MODES, SEED, B, Case, drive, open_runner, record
 
 all_cases = pytest.mark.parametrize("case", CASES, ids=str)
-host_cases = pytest.mark.parametrize("case", [c for c in CASES if c.how[-4:] == "sync"], ids=str)
+HOST = ("sync", "async", "workers")
+host_cases = pytest.mark.parametrize("case", [c for c in CASES if c.how in HOST], ids=str)
 
 
 @all_cases
@@ -173,9 +174,11 @@ def test_the_modes_give_the_same_episodes(name):
                 np.testing.assert_array_equal(ours[:shortest], reference[:shortest])
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_worker_processes_give_the_same_data(mode):
-    ours = record(Case("CartPole-v1", "async", mode, 60)).steps
+@pytest.mark.parametrize(
+    ("how", "mode"), [*(("async", mode) for mode in MODES), ("workers", "same_step")]
+)
+def test_worker_processes_give_the_same_data(how, mode):
+    ours = record(Case("CartPole-v1", how, mode, 60)).steps
     reference = record(Case("CartPole-v1", "sync", mode, 520)).steps
     for x, y in zip(ours, reference, strict=True):
         np.testing.assert_array_equal(x, y[:60])

@@ -159,11 +159,13 @@ def test_bad_arguments():
         *(make_host, "CartPole-v1", 1),
         autoreset_mode="never",
     )
-    fails(
-        "vectorization is 'ray', allowed are sync, async",
-        *(make_host, "CartPole-v1", 1),
-        vectorization="ray",
-    )
+    for workers, mode in ((-1, "same_step"), (1, "next_step")):
+        fails(
+            f"workers is {workers} with autoreset_mode='{mode}', allowed are 0 and, with 'same_step'",
+            *(make_host, "CartPole-v1", 2),
+            workers=workers,
+            autoreset_mode=mode,
+        )
     fails("num_envs is 0, it must be at least 1", make_host, "CartPole-v1", 0)
     fails("CartPole-v1 cannot be made: .*'gravity'", make_host, "CartPole-v1", 1, gravity=1.0)
 

@@ -8,9 +8,11 @@ import gymnasium
 import numpy as np
 import pytest
 
-from rljax.envs.gymnasium import make_host
+from rljax.envs.gymnasium import adapt, make_host
 from rljax.envs.mujoco import quiet_models
 from rljax.envs.snapshot import Snapshot, decode, encode
+
+from .recordings import make_async
 
 MUJOCO = (
     *("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Swimmer-v5", "Ant-v5", "Humanoid-v5"),
@@ -163,18 +165,20 @@ MODES = ("same_step", "next_step", "disabled")
 VECTORS = [
     *((name, mode, "sync") for name in CLASSIC[:2] + MUJOCO[:2] for mode in MODES),
     *((name, mode, "sync") for name in (*MUJOCO[2:5], "InvertedPendulum-v5") for mode in MODES[:2]),
-    *(("Hopper-v5", mode, "async") for mode in MODES),
+    *(("CartPole-v1", mode, "async") for mode in MODES),
+    ("Hopper-v5", "same_step", "workers"),
 ]
 
 
-@pytest.mark.parametrize(("name", "mode", "vectorization"), VECTORS)
-def test_vector_environments_continue_bit_for_bit(name, mode, vectorization):
+@pytest.mark.parametrize(("name", "mode", "how"), VECTORS)
+def test_vector_environments_continue_bit_for_bit(name, mode, how):
     """From each of several moments, that after the first end among them: a reset may be due."""
 
     def make():
-        return make_host(
-            name, 2, autoreset_mode=mode, vectorization=vectorization, max_episode_steps=13
-        )
+        if how == "async":
+            return adapt(make_async(name, 2, mode, max_episode_steps=13))
+        workers = 1 if how == "workers" else 0
+        return make_host(name, 2, autoreset_mode=mode, workers=workers, max_episode_steps=13)
 
     envs, fresh = make(), make()
     envs.reset(0)
