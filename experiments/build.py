@@ -29,7 +29,7 @@ RANGES = {  # of the numbers in a config; None is allowed where the config had i
     ),
     "[1, 1e12]": ("total_steps",),  # checkpoints are named by 12 digits
     "[0, inf)": (
-        *("num_devices", "env.workers", "optimizer.learning_rate", "algo.value_learning_rate"),
+        *("num_devices", "num_workers", "optimizer.learning_rate", "algo.value_learning_rate"),
         *("algo.entropy_coef", "algo.value_coef", "algo.kl_coef", "algo.damping"),
     ),
     "(0, inf)": (
@@ -122,7 +122,7 @@ def make_host_env(config: Config) -> Callable[[int], HostVectorEnv]:
             make_host,
             config.env.name,
             autoreset_mode=config.env.autoreset_mode,
-            workers=config.env.workers,
+            workers=config.num_workers,
         )
     return lambda num_envs: transform_host(config, make(num_envs))
 

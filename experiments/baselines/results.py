@@ -22,7 +22,8 @@ from rljax.runtime.plots import plot_curves
 from rljax.runtime.workdir import first_difference
 
 CURVES = ("episode/return_mean", "eval/return_mean")
-UNIMPORTANT = ("seed", "num_seeds", "keep_checkpoints", "checkpoint_interval", "solved_return")
+UNIMPORTANT = ("seed", "num_seeds", "num_workers", "keep_checkpoints", "checkpoint_interval")
+UNIMPORTANT += ("solved_return",)
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "gymnasium", "mujoco")
 
 

@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         return fail(error, 2)
     num_envs, length = config.env.num_envs, config.unroll_length
-    ours = make_host(config.env.name, num_envs, workers=config.env.workers)
+    ours = make_host(config.env.name, num_envs, workers=config.num_workers)
     ours.reset(0)
     with quiet_models(config.env.name):
         theirs = gymnasium.make_vec(config.env.name, num_envs=num_envs, vectorization_mode="sync")

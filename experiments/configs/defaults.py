@@ -17,6 +17,7 @@ def run(env: str, *, backend: str = "jax") -> Config:
     config.seed = 0
     config.num_seeds = 1  # whole runs side by side, of seed, seed + 1, ...
     config.num_devices = 1  # environments are split over them; 0 takes all
+    config.num_workers = 0  # processes that step Gymnasium's environments beside the main one
     config.total_steps = 500_000  # environment steps of each seed
     config.unroll_length = 128
     config.noise_hold = 1  # steps for which the policy's noise is kept; more explores further
@@ -34,7 +35,6 @@ def run(env: str, *, backend: str = "jax") -> Config:
     config.env.backend = backend
     config.env.num_envs = 8
     config.env.autoreset_mode = "same_step"  # of gymnasium: or "next_step"
-    config.env.workers = 0  # of gymnasium: processes that step environments beside the main one
     config.env.actions = "clip"  # real ones to their bounds; or "scale" from [-1, 1], "none"
     config.env.normalize_rewards = False  # by the running return's deviation; not in evaluation
     config.net = mlp()
@@ -96,10 +96,10 @@ def mujoco(env: str, algo: Config) -> Config:
     """1M steps of one of Gymnasium's MuJoCo environments, 2048 steps an update."""
     config = run(env, backend="gymnasium")
     config.algo = algo
+    config.num_workers = 1
     config.normalize_observations = True
     config.net.log_std_init = -0.5
     config.env.num_envs = 32
-    config.env.workers = 1
     config.unroll_length = 64
     config.total_steps = 1_000_000
     config.log_interval = 1
@@ -136,7 +136,7 @@ def mujoco_vpg(env: str) -> Config:
 
 def quick_mujoco(config: Config) -> Config:
     config.env.num_envs = 8
-    config.env.workers = 0
+    config.num_workers = 0
     config = quick(config)
     config.eval_episodes = 2
     return config

@@ -6,6 +6,7 @@ one too; observations and actions stand in shared memory, and the infos are drop
 environment does depends on its own seed alone, so the number of processes changes no result.
 """
 
+import itertools
 import multiprocessing
 import os
 import sys
@@ -43,7 +44,7 @@ class Share:
         for b, (env, seed) in enumerate(zip(self.envs, seeds, strict=True)):
             self.arrays.observations[b], _ = env.reset(seed=seed)
 
-    def step(self, _: None) -> None:
+    def step(self) -> None:
         observations, final_observations, rewards, terminated, truncated, actions = self.arrays
         actions = actions.copy()  # an environment may keep what it was given
         for b, env in enumerate(self.envs):
@@ -56,12 +57,11 @@ class Share:
     def get(self, name: str) -> list[Any]:
         return [env.get_wrapper_attr(name) for env in self.envs]
 
-    def set(self, named: tuple[str, Sequence[Any]]) -> None:
-        name, values = named
+    def set(self, name: str, values: Sequence[Any]) -> None:
         for env, value in zip(self.envs, values, strict=True):
             env.set_wrapper_attr(name, value)
 
-    def close(self, _: None) -> None:
+    def close(self) -> None:
         for env in self.envs:
             env.close()
 
@@ -85,7 +85,7 @@ class WorkerVectorEnv(VectorEnv):
     def __init__(self, makers: Sequence[Callable[[], gymnasium.Env]], workers: int = 0):
         self.num_envs = len(makers)
         bounds = np.linspace(0, self.num_envs, workers + 2).astype(int)
-        shares = [makers[i:j] for i, j in zip(bounds[:-1], bounds[1:], strict=True)]
+        shares = [makers[i:j] for i, j in itertools.pairwise(bounds)]
         probe = shares[0][0]()
         self.single_observation_space = probe.observation_space
         self.single_action_space = probe.action_space
@@ -112,39 +112,40 @@ class WorkerVectorEnv(VectorEnv):
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None):
         seeds = list(seed) if isinstance(seed, Sequence) else [seed] * self.num_envs
-        self._call("reset", self._split(seeds))
+        self._call("reset", [(part,) for part in self._split(seeds)])
         return self._arrays.observations.copy(), {}
 
     def step(self, actions: np.ndarray):
         """All fields are views of the shared arrays, good until the next step."""
         self._arrays.actions[...] = actions
-        self._call("step", [None] * (1 + len(self._pipes)))
+        self._call("step", [()] * (1 + len(self._pipes)))
         arrays = self._arrays
         infos = {"final_obs": arrays.final_observations}
         return arrays.observations, arrays.rewards, arrays.terminated, arrays.truncated, infos
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        return tuple(x for part in self._call("get", [name] * (1 + len(self._pipes))) for x in part)
+        parts = self._call("get", [(name,)] * (1 + len(self._pipes)))
+        return tuple(value for part in parts for value in part)
 
     def set_attr(self, name: str, values: Any) -> None:
         self._call("set", [(name, part) for part in self._split(values)])
 
     def close_extras(self, **kwargs: Any) -> None:
-        self._here.close(None)
+        self._here.close()
         for pipe, process in zip(self._pipes, self._processes, strict=True):
             pipe.close()  # which ends the worker
             process.join()
 
     def _split(self, values: Sequence[Any]) -> list[Sequence[Any]]:
-        return [values[i:j] for i, j in zip(self._bounds[:-1], self._bounds[1:], strict=True)]
+        return [values[i:j] for i, j in itertools.pairwise(self._bounds)]
 
-    def _call(self, method: str, arguments: Sequence[Any]) -> list[Any]:
-        """One method of all shares, each with its argument; this process's runs meanwhile."""
+    def _call(self, method: str, arguments: Sequence[tuple]) -> list[Any]:
+        """One method of all shares, each with its arguments; this process's runs meanwhile."""
         try:
-            for pipe, argument in zip(self._pipes, arguments[1:], strict=True):
-                pipe.send((method, argument))
+            for pipe, theirs in zip(self._pipes, arguments[1:], strict=True):
+                pipe.send((method, theirs))
             try:
-                here = getattr(self._here, method)(arguments[0])
+                here = getattr(self._here, method)(*arguments[0])
             finally:  # an answer left in a pipe would be taken for that of the next call
                 answers = [pipe.recv() for pipe in self._pipes]
         except (EOFError, ConnectionError) as error:
@@ -162,9 +163,9 @@ def _work(pipe: Any, makers: Any, buffers: Shared, kinds: Shared, num_envs: int,
     try:
         share = Share(makers, _view(buffers, kinds, num_envs), start)
         while True:
-            method, argument = pipe.recv()
+            method, arguments = pipe.recv()
             try:
-                pipe.send(("", getattr(share, method)(argument)))
+                pipe.send(("", getattr(share, method)(*arguments)))
             except Exception as error:
                 pipe.send((f"{type(error).__name__}: {error}", None))
     except (EOFError, ConnectionError):

@@ -161,7 +161,7 @@ def test_bad_arguments():
     )
     for workers, mode in ((-1, "same_step"), (1, "next_step")):
         fails(
-            f"workers is {workers} with autoreset_mode='{mode}', allowed are 0 and, with 'same_step'",
+            f"workers is {workers} with autoreset_mode='{mode}', allowed are 0 and,",
             *(make_host, "CartPole-v1", 2),
             workers=workers,
             autoreset_mode=mode,

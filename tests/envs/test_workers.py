@@ -21,7 +21,7 @@ CARTPOLE = partial(gymnasium.make, "CartPole-v1", disable_env_checker=True, max_
 
 @pytest.mark.parametrize(("num_envs", "workers"), [(1, 0), (5, 0), (5, 1), (7, 3)])
 def test_the_steps_are_those_of_gymnasium(num_envs, workers):
-    """In uneven shares too; 40 steps of at most 9 each: every environment is reset several times."""
+    """In uneven shares too; of 40 steps at most 9 belong to one episode."""
     ours = WorkerVectorEnv([CARTPOLE] * num_envs, workers)
     theirs = SyncVectorEnv([CARTPOLE] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
     seeds = list(range(10, 10 + num_envs))
