@@ -1,11 +1,14 @@
 """From a config to a run: checks it, then puts environment, algorithm and loop together."""
 
+import contextlib
 import importlib
+import os
 import pkgutil
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 from ml_collections import ConfigDict
 
 import rljax.algos
@@ -85,6 +88,7 @@ def build(config: Config) -> Run:
                 transforms.normalize_rewards, discount=config.algo.discount
             )
         algo = make_algo(env.spec)
+        offer_cpu_devices(config.num_devices)
         loop = jax_loop(env, algo, num_devices=config.num_devices, **settings)
         return Run(loop, num_updates, algo)
 
@@ -99,6 +103,13 @@ def build(config: Config) -> Run:
     env.close()
     algo = make_algo(env.spec)
     return Run(host_loop(make_env, algo, **settings), num_updates, algo)
+
+
+def offer_cpu_devices(num_devices: int) -> None:
+    """Lets the CPU be so many devices, unless JAX has started or the environment says how many."""
+    if num_devices > 1 and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        with contextlib.suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", num_devices)
 
 
 def make_jax_env(config: Config) -> Env:

@@ -5,10 +5,12 @@ python -m experiments.bench.on_policy --out=runs/bench
 Both train the same networks (two 64-wide tanh layers each for policy and value) on the same batches
 (128 steps, 4 epochs of 4 minibatches). Stable-Baselines3 (extra `bench`) runs in a process of its
 own, started by this one, with the training of the other standing still; rounds take turns, and the
-best of each counts, so that a busy moment of the machine hits neither alone. Writes on_policy.json
-and on_policy.png. Close other programs first.
+best of each counts, so that a busy moment of the machine hits neither alone. Several seeds are
+shared out over all devices, each core of a CPU being one. Writes on_policy.json and on_policy.png.
+Close other programs first.
 """
 
+import os
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
+from experiments.build import offer_cpu_devices
 from experiments.cli import one_line
 from experiments.run import fail
 from rljax.runtime.files import to_json, write_atomically
@@ -34,6 +37,7 @@ class Point(NamedTuple):
     name: str  # "rljax" or "sb3"
     num_envs: int
     num_seeds: int
+    num_devices: int
     steps_per_second: float  # of all seeds together, the best round
     compile_seconds: float  # the first update, less what an update takes
 
@@ -42,12 +46,15 @@ class Contestant(NamedTuple):
     name: str
     num_envs: int
     num_seeds: int
+    num_devices: int
     compile_seconds: float
     round: Callable[[], float]  # trains for about MIN_SECONDS -> steps per second
 
 
 def rljax_contestant(num_envs: int, num_seeds: int) -> Contestant:
     """Builds and compiles; a round is one call of `advance`."""
+    import jax
+
     from experiments.configs.ppo_cartpole import get_config
     from rljax import envs
     from rljax.algos import ppo
@@ -56,6 +63,7 @@ def rljax_contestant(num_envs: int, num_seeds: int) -> Contestant:
     config = get_config()
     config.algo.epochs, config.algo.minibatches = EPOCHS, MINIBATCHES
     env = envs.make("CartPole-v1")
+    num_devices = max(n for n in range(1, jax.device_count() + 1) if num_seeds % n == 0)
     loop = jax_loop(
         env,
         ppo.make(config, env.spec, num_updates=10**6),
@@ -64,6 +72,7 @@ def rljax_contestant(num_envs: int, num_seeds: int) -> Contestant:
         max_updates=1000,
         eval_episodes=1,
         num_seeds=num_seeds,
+        num_devices=num_devices,
     )
     memory: dict[str, Any] = {"state": loop.init()}
 
@@ -76,7 +85,11 @@ def rljax_contestant(num_envs: int, num_seeds: int) -> Contestant:
     one = train(1)
     num_updates = min(1000, max(1, round(MIN_SECONDS / one)))
     steps = num_updates * loop.steps_per_update * num_seeds
-    return Contestant("rljax", num_envs, num_seeds, first - one, lambda: steps / train(num_updates))
+
+    def rate() -> float:
+        return steps / train(num_updates)
+
+    return Contestant("rljax", num_envs, num_seeds, num_devices, first - one, rate)
 
 
 def sb3_contestant(num_envs: int) -> Contestant:
@@ -93,7 +106,7 @@ def sb3_contestant(num_envs: int) -> Contestant:
         stdin.flush()
         return float(stdout.readline())
 
-    return Contestant("sb3", num_envs, 1, 0.0, round)
+    return Contestant("sb3", num_envs, 1, 1, 0.0, round)
 
 
 def measure(contestants: Sequence[Contestant], rounds: int) -> list[Point]:
@@ -106,7 +119,7 @@ def measure(contestants: Sequence[Contestant], rounds: int) -> list[Point]:
                 best[i] = max(best[i], contestant.round())
                 long[i] = time.perf_counter() - start > LONG_SECONDS
     return [
-        Point(c.name, c.num_envs, c.num_seeds, rate, c.compile_seconds)
+        Point(c.name, c.num_envs, c.num_seeds, c.num_devices, rate, c.compile_seconds)
         for c, rate in zip(contestants, best)
     ]
 
@@ -116,13 +129,13 @@ def table(points: Sequence[Point]) -> str:
     sb3 = {p.num_envs: p.steps_per_second for p in points if p.name == "sb3"}
     ours = [p for p in points if p.name == "rljax"]
     single = {p.num_envs: p.steps_per_second for p in ours if p.num_seeds == 1}
-    lines = ["  envs  seeds    steps/s  compile s  x SB3 (steps/s)  x one seed"]
+    lines = ["  envs  seeds devices    steps/s  compile s  x SB3 (steps/s)  x one seed"]
     for p in ours:
         peer = sb3.get(p.num_envs)
         ratio = f"{p.steps_per_second / peer:5.1f} ({peer:,.0f})" if peer else "-"
         seeds = p.steps_per_second / single[p.num_envs] if p.num_envs in single else float("nan")
         lines.append(
-            f"{p.num_envs:6}{p.num_seeds:7}{p.steps_per_second:11,.0f}{p.compile_seconds:11.1f}"
+            f"{p.num_envs:6}{p.num_seeds:7}{p.num_devices:8}{p.steps_per_second:11,.0f}{p.compile_seconds:11.1f}"
             f"{ratio:>17}{seeds:12.2f}"
         )
     return "\n".join(lines)
@@ -172,6 +185,7 @@ def main(argv: Sequence[str]) -> int:
         allowed = "--out, --envs, --seeds, --rounds, --nosb3"
         return fail(ValueError(f"{one_line(error)}; allowed are {allowed}"), 2)
     given = values.flag_values_dict()
+    offer_cpu_devices(os.cpu_count() or 1)
     points: list[Point] = []
     for num_envs in given["envs"]:
         try:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from rljax import sharding
 from rljax.data.rollout import episode_sums, unroll
@@ -35,26 +36,31 @@ def jax_loop(
 ) -> Loop:
     """The loop for a pure-JAX environment: `advance` is one call of one compiled program.
 
-    Environments are split over the mesh's `data` axis, parameters are on every device. The numbers
-    do not depend on the number of devices beyond float rounding.
+    One seed's environments are split over the mesh's `data` axis, with its parameters on every
+    device; of several seeds each device has some as a whole. The numbers do not depend on the
+    number of devices beyond float rounding.
 
     Args:
       env, algo: what to run.
-      num_envs: B, divisible by the number of devices.
+      num_envs: B; with one seed divisible by the number of devices.
       unroll_length: T.
       max_updates: the most updates that one `advance` does.
       eval_episodes: environments, and so episodes, of one evaluation.
       seed: of the first run; run s of `num_seeds` uses seed + s.
+      num_seeds: runs side by side, divisible by the number of devices if above 1.
       num_devices: 0 takes all there are.
       noise_hold: steps for which one draw of the policy's noise is kept.
       transform: of the environments to train in; evaluation sees `env` as it is.
 
     Raises:
-      ValueError: if B is not divisible by the number of devices, or there are too few devices.
+      ValueError: if B or the seeds cannot be split evenly, or there are too few devices.
     """
     mesh = sharding.make_mesh(num_devices)
-    sharding.check_divisible("config.env.num_envs", num_envs, mesh)
     envs = transform(vectorize(env, num_envs))
+    if num_seeds > 1:
+        sharding.check_divisible("config.num_seeds", num_seeds, mesh)
+    else:
+        sharding.check_divisible("config.env.num_envs", num_envs, mesh)
     vmap = jax.vmap if num_seeds > 1 else lambda f: f
 
     def init_one(key: Key) -> RunState:
@@ -85,20 +91,33 @@ def jax_loop(
     make_keys = partial(seed_keys, seed, num_seeds)
     state_shapes = jax.eval_shape(vmap(init_one), jax.eval_shape(make_keys))
     metric_shapes = jax.eval_shape(vmap(update_one), state_shapes)[1]
-    shardings = run_shardings(mesh, state_shapes, batch_axis=int(num_seeds > 1))
 
-    @partial(jax.jit, donate_argnums=0, out_shardings=(shardings, sharding.replicated(mesh)))
-    def advance_jit(state: RunState, num_updates: Array) -> tuple[RunState, Metrics]:
+    def advance_some(state: RunState, num_updates: Array) -> tuple[RunState, Metrics]:
         def body(i: Array, carry: tuple[RunState, Metrics]) -> tuple[RunState, Metrics]:
             state, rows = carry
             state, metrics = vmap(update_one)(state)
             return state, jax.tree.map(lambda all, row: all.at[i].set(row), rows, metrics)
 
-        rows = jax.tree.map(lambda m: jnp.zeros((max_updates, *m.shape), m.dtype), metric_shapes)
+        shape = (max_updates, *state.step.shape)  # of the seeds on this device
+        rows = jax.tree.map(lambda m: jnp.zeros(shape, m.dtype), metric_shapes)
         return jax.lax.fori_loop(0, num_updates, body, (state, rows))
 
+    if num_seeds > 1:
+        # Runs have nothing to say to each other: each device goes through its own by itself.
+        shardings = sharding.like(state_shapes, sharding.along_data(mesh))
+        over_seeds = partial(jax.shard_map, mesh=mesh, check_vma=False)
+        seeds, whole = PartitionSpec(sharding.DATA), PartitionSpec()
+        rows = PartitionSpec(None, sharding.DATA)
+        advance_some = over_seeds(advance_some, in_specs=(seeds, whole), out_specs=(seeds, rows))
+        evaluate_some = over_seeds(vmap(evaluate_one), in_specs=seeds, out_specs=seeds)
+        advance_jit = jax.jit(advance_some, donate_argnums=0)
+    else:
+        shardings = run_shardings(mesh, state_shapes)
+        whole = sharding.replicated(mesh)
+        advance_jit = jax.jit(advance_some, donate_argnums=0, out_shardings=(shardings, whole))
+        evaluate_some = evaluate_one
     init_jit = jax.jit(vmap(init_one), out_shardings=shardings)
-    evaluate_jit = jax.jit(vmap(evaluate_one))
+    evaluate_jit = jax.jit(evaluate_some)
 
     def advance(state: RunState, num_updates: int) -> tuple[RunState, dict[str, np.ndarray]]:
         check_updates(num_updates, max_updates)
@@ -129,13 +148,13 @@ def jax_loop(
     )
 
 
-def run_shardings(mesh: jax.sharding.Mesh, shapes: RunState, *, batch_axis: int) -> RunState:
+def run_shardings(mesh: jax.sharding.Mesh, shapes: RunState) -> RunState:
     """Environments along `data`, all else replicated, statistics over environments too."""
     whole: Any = sharding.replicated(mesh)
-    split: Any = sharding.along_data(mesh, batch_axis)
+    split: Any = sharding.along_data(mesh)
     return RunState(
         algo=sharding.like(shapes.algo, whole),
-        env=jax.tree.map(lambda leaf: split if leaf.ndim > batch_axis else whole, shapes.env),
+        env=jax.tree.map(lambda leaf: split if leaf.ndim else whole, shapes.env),
         observation=split,
         key=whole,
         step=whole,

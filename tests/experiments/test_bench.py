@@ -11,13 +11,13 @@ from experiments.bench.on_policy import Contestant, Point, measure, table
 def test_ratios_by_hand():
     """900 against 300 steps/s are 3.0 x SB3; 1800 with two seeds are 6.0 x and twice one seed."""
     points = [
-        Point("sb3", 4, 1, 300.0, 0.0),
-        Point("rljax", 4, 1, 900.0, 2.5),
-        Point("rljax", 4, 2, 1800.0, 3.5),
+        Point("sb3", 4, 1, 1, 300.0, 0.0),
+        Point("rljax", 4, 1, 1, 900.0, 2.5),
+        Point("rljax", 4, 2, 2, 1800.0, 3.5),
     ]
     one, two = (line.split() for line in table(points).splitlines()[1:])
-    assert one == ["4", "1", "900", "2.5", "3.0", "(300)", "1.00"]
-    assert two == ["4", "2", "1,800", "3.5", "6.0", "(300)", "2.00"]
+    assert one == ["4", "1", "1", "900", "2.5", "3.0", "(300)", "1.00"]
+    assert two == ["4", "2", "2", "1,800", "3.5", "6.0", "(300)", "2.00"]
 
 
 def test_rounds_take_turns_and_the_best_counts():
@@ -27,7 +27,7 @@ def test_rounds_take_turns_and_the_best_counts():
         order.append(name)
         return next(rates[name])
 
-    contestants = [Contestant(name, 4, 1, 0.0, lambda n=name: round(n)) for name in rates]
+    contestants = [Contestant(name, 4, 1, 1, 0.0, lambda n=name: round(n)) for name in rates]
     assert [p.steps_per_second for p in measure(contestants, 3)] == [5.0, 4.0]
     assert order == ["a", "b"] * 3
 

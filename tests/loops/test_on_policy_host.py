@@ -12,7 +12,8 @@ from rljax.loops.on_policy_host import host_loop, host_seeds
 from rljax.runtime.checkpoint import Checkpoints
 
 from ..algos.small import assert_same_bits, copied, make_algo, small_config
-from .test_on_policy import assert_close, compilations, resident_megabytes
+from .test_devices import assert_close
+from .test_on_policy import compilations, resident_megabytes
 
 NUM_ENVS, LENGTH = 4, 32
 

@@ -13,7 +13,8 @@ from rljax.loops.on_policy_host import host_loop
 from rljax.runtime.checkpoint import Checkpoints
 
 from ..algos.small import assert_same_bits, copied, make_algo, small_config, small_loop
-from .test_on_policy import assert_close, check_devices, through_disk
+from .test_devices import assert_close, check_devices
+from .test_on_policy import through_disk
 
 SCALED = partial(transforms.normalize_rewards, discount=0.9)
 NUM_ENVS, LENGTH = 4, 40
