@@ -132,12 +132,15 @@ def plot_curves(
         main.text(0.5, 0.5, "nothing measured yet", transform=main.transAxes, ha="center")
     if reference is not None:
         lines = reference if isinstance(reference, Mapping) else {"reference": reference}
-        for label, value in lines.items():
-            value = float(value)
-            main.axhline(value, color="0.35", linestyle="--", linewidth=1)
+        for value in lines.values():
+            main.axhline(float(value), color="0.35", linestyle="--", linewidth=1)
+        low, high = main.get_ylim()
+        place = low
+        for label, value in sorted(lines.items(), key=lambda line: float(line[1])):
+            place = max(float(value), place)  # above the label of a line close below
             main.annotate(
-                f"{label} {value:g}",
-                (1, value),
+                f"{label} {float(value):g}",
+                (1, place),
                 xycoords=("axes fraction", "data"),
                 xytext=(0, 3),
                 textcoords="offset points",
@@ -145,6 +148,7 @@ def plot_curves(
                 fontsize=8,
                 color="0.35",
             )
+            place += 0.045 * (high - low)
     if main.get_legend_handles_labels()[0]:
         main.legend(frameon=False, loc="best")
 
