@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
+from experiments.build import build
+from experiments.cli import parse
+
 from .command import NAMES, checkpoint_steps, digests, quick, read_checkpoint, run_here
 
 NUMBER = r"-?\d+(\.\d+)?(e[+-]?\d+)?"
@@ -37,14 +40,22 @@ def read_rows(workdir) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-# One of each algorithm and kind of environment and action; the others run in the slow step.
-FAST = ("a2c_line_world", "vpg_cartpole", "ppo_cartpole", "trpo_pendulum", "ppo_swimmer")
+# One of each algorithm and kind of environment and action; of the others, which are put together
+# from the same parts, the programs are traced and not compiled.
+RUN = ("a2c_line_world", "vpg_cartpole", "ppo_cartpole", "trpo_pendulum", "ppo_swimmer")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in NAMES]
-)
-def test_every_config_runs_its_quick_variant(name, finished, tmp_path):
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in RUN])
+def test_every_quick_variant_makes_a_run(name, tmp_path):
+    config, _ = parse(["run", *quick(name, tmp_path)])
+    run = build(config)
+    assert run.num_updates == 4
+    assert {"loss/policy", "loss/value", "policy/entropy"} <= {*run.loop.metric_names}
+    assert run.loop.template.key.dtype == jax.random.key(0).dtype
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_a_quick_variant_runs_from_command_to_curve(name, finished, tmp_path):
     if name == "a2c_line_world":
         workdir, result = finished
     else:
