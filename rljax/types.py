@@ -120,6 +120,29 @@ class Rollout(NamedTuple):
     mask: Array | None  # bool [T, B]; None keeps everything
 
 
+class Experience(NamedTuple):
+    """One step as a replay keeps it, [B, ...] when it is added."""
+
+    observation: Array  # what was acted on
+    action: Array  # int32 [B], or [B, A] float32
+    reward: Array  # float32 [B]
+    terminated: Array  # bool [B]
+    truncated: Array  # bool [B]
+    next_observation: Array  # before the reset
+
+
+class NStepBatch(NamedTuple):
+    """k <= n steps as one; the target is reward + discount · value of next_observation."""
+
+    observation: Array  # [N, ...]
+    action: Array
+    reward: Array  # float32 [N]: the discounted sum of k rewards
+    discount: Array  # float32 [N]: γ^k, 0 where terminated
+    next_observation: Array  # [N, ...] of the last of the k steps, as both flags are
+    terminated: Array  # bool [N]
+    truncated: Array  # bool [N]
+
+
 class Distribution(NamedTuple):
     """A family of distributions over actions; `params` is whatever the policy network returns."""
 
