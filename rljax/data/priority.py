@@ -26,7 +26,6 @@ from rljax.data.sum_tree import (
     empty_tree,
     set_weights,
     total_weight,
-    weights_at,
 )
 from rljax.data.windows import Window, one_step
 from rljax.types import Array, Key, PyTree
@@ -134,10 +133,9 @@ def make_prioritised_replay(
         key: Key, state: PrioritisedState, batch_size: int, beta: Any = beta
     ) -> PrioritisedSample:
         shape = ring.check_batch(batch_size, capacity)
-        places = draw_places(jax.random.uniform(key, (*shape, LEVELS)), state.tree)
+        places, drawn = draw_places(jax.random.uniform(key, (*shape, LEVELS)), state.tree)
         places = jnp.minimum(places, capacity - 1)
         # (N P)^-β / max over the batch: N and the total are in all of them and cancel.
-        drawn = weights_at(state.tree, places)
         smallest = jnp.min(drawn, axis=-1, keepdims=True)
         ratio = jnp.where(drawn > 0, smallest / jnp.where(drawn > 0, drawn, 1.0), 1.0)
         batch = ring.read_window(state.ring, places, window)

@@ -57,8 +57,8 @@ def set_weights(tree: SumTree, places: Array, weights: Array) -> SumTree:
     return tuple(levels)
 
 
-def draw_places(uniforms: Array, tree: SumTree) -> Array:
-    """Places [*S], each drawn with probability weight / total, never one of weight 0.
+def draw_places(uniforms: Array, tree: SumTree) -> tuple[Array, Array]:
+    """Places [*S], each drawn with probability weight / total, never one of weight 0; and weights.
 
     Every level has random numbers of its own: one number for all would have too few bits to tell
     a million weights apart.
@@ -68,15 +68,19 @@ def draw_places(uniforms: Array, tree: SumTree) -> Array:
       tree: with at least one weight above 0.
 
     >>> tree = set_weights(empty_tree(3), jnp.array([1]), jnp.array([0.5]))
-    >>> draw_places(jnp.array([[0.0, 0.1, 0.5, 0.9]]), tree).tolist()
-    [1]
+    >>> [x.tolist() for x in draw_places(jnp.array([[0.0, 0.1, 0.5, 0.9]]), tree)]
+    [[1], [0.5]]
     """
-    node = jnp.zeros(uniforms.shape[:-1], jnp.int32)
+    node, weight = jnp.zeros(uniforms.shape[:-1], jnp.int32), total_weight(tree)
     for i, level in enumerate(tree):
         weights = level.at[node].get(mode="clip")
         sums = jnp.cumsum(weights, axis=-1)
         above = (weights > 0) & (sums > uniforms[..., i, None] * sums[..., -1:])
         # Rounding may leave none above; a child of weight 0 is no answer even then.
         above = jnp.where(jnp.any(above, axis=-1, keepdims=True), above, weights > 0)
-        node = node * level.shape[1] + jnp.argmax(above, axis=-1).astype(jnp.int32)
-    return node
+        child = jnp.argmax(above, axis=-1).astype(jnp.int32)
+        weight = jnp.take_along_axis(weights, child[..., None], axis=-1, mode="clip")[..., 0]
+        node = node * level.shape[1] + child
+    # Always so; but what changes the tree at these places now has to wait until it has been read.
+    # Without that order XLA copies the whole tree.
+    return jnp.where(weight >= 0, node, 0), weight
