@@ -36,7 +36,9 @@ class Replay(NamedTuple):
     cheapest in one call, [U, batch], to be read one minibatch at a time. Draws are independent,
     with replacement, each start equally likely. `add` takes one step [B, ...] or a chunk
     [T, B, ...] of the environments, and a mask [B] or [T, B] of the steps that were taken. Donate
-    the state: it is then updated in place, under `scan` and `vmap` too.
+    the state: it is then updated in place, under `scan` and `vmap` too, as long as one step of a
+    program adds first and samples then. The other way round XLA sees no order between reading the
+    storage and writing it, and copies it.
     """
 
     init: Callable[[], ReplayState]

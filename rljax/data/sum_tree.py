@@ -82,5 +82,5 @@ def draw_places(uniforms: Array, tree: SumTree) -> tuple[Array, Array]:
         weight = jnp.take_along_axis(weights, child[..., None], axis=-1, mode="clip")[..., 0]
         node = node * level.shape[1] + child
     # Always so; but what changes the tree at these places now has to wait until it has been read.
-    # Without that order XLA copies the whole tree.
+    # A read that XLA may put after the change would make it copy the whole tree.
     return jnp.where(weight >= 0, node, 0), weight

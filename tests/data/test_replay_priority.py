@@ -264,7 +264,7 @@ def test_seeds_side_by_side_and_bit_for_bit(small):
         return state, sample
 
     keys = jax.random.split(jax.random.key(0), 2)
-    together = jax.vmap(run)(keys)
+    together, run = jax.jit(jax.vmap(run))(keys), jax.jit(run)
     for s in range(2):
         alone = run(keys[s])
         jax.tree.map(lambda a, b, s=s: np.testing.assert_array_equal(a[s], b), together, alone)
@@ -280,14 +280,17 @@ def test_a_large_one_is_updated_in_place():
         def run(state, keys, replay=replay):
             def step(state, key):
                 state = replay.add(state, jnp.ones((2, 3)))
-                sample = replay.sample(key, state, 8)
-                return replay.set_priorities(state, sample.places, sample.batch[:, 0]), ()
+                sample = replay.sample(key, state, 256)
+                state = replay.set_priorities(state, sample.places, sample.batch[:, 0])
+                return state, sample.weights.sum()
 
             return jax.lax.scan(step, state, keys)
 
         shapes = jax.eval_shape(replay.init)
         keys = jax.random.split(jax.random.key(0), 3)
-        memory = jax.jit(run, donate_argnums=0).lower(shapes, keys).compile().memory_analysis()
+        program = jax.jit(run, donate_argnums=0).lower(shapes, keys)
+        # As outside the tests: the copies that this is about come with fusion.
+        memory = program.compile({"xla_backend_optimization_level": 3}).memory_analysis()
         assert memory.alias_size_in_bytes >= replay.num_bytes
         extra.append(memory.temp_size_in_bytes)
     assert extra[1] < 200_000

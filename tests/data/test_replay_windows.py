@@ -30,6 +30,14 @@ def history(seed, length):
     )
 
 
+def compiled(replay):
+    return replay._replace(
+        add=jax.jit(replay.add),
+        read=jax.jit(replay.read),
+        sample=jax.jit(replay.sample, static_argnums=2),
+    )
+
+
 @pytest.fixture(scope="module")
 def replays():
     """By window: the replay, and state -> what is read at all its places [STEPS, B]."""
@@ -40,16 +48,14 @@ def replays():
     places = jnp.arange(STEPS * B, dtype=jnp.int32).reshape(STEPS, B)
     for name, window in windows.items():
         replay = make_replay(example, capacity=STEPS * B, num_envs=B, window=window)
-        replay = replay._replace(sample=jax.jit(replay.sample, static_argnums=2))
-        made[name] = replay, jax.jit(lambda state, read=replay.read: read(state, places))
+        made[name] = compiled(replay), jax.jit(lambda state, read=replay.read: read(state, places))
     return made
 
 
 def filled(replay, steps):
     state = replay.init()
-    add = jax.jit(replay.add)
     for t in range(len(steps.reward)):
-        state = add(state, jax.tree.map(lambda x, t=t: x[t], steps))
+        state = replay.add(state, jax.tree.map(lambda x, t=t: x[t], steps))
     return state
 
 
@@ -109,7 +115,8 @@ def test_n_step_by_hand():
     Start 2: 4 + 8/2 = 8, nothing after. Start 3: 8, nothing after.
     """
     example = Experience(*[np.float32(0)] * 3, np.False_, np.False_, np.float32(0))
-    replay = make_replay(example, capacity=6, num_envs=1, window=n_step(3, discount=0.5))
+    window = n_step(3, discount=0.5)
+    replay = compiled(make_replay(example, capacity=6, num_envs=1, window=window))
     reward = np.array([[1], [2], [4], [8]], np.float32)
     time = np.arange(4, dtype=np.float32)[:, None]
     state = replay.add(
