@@ -3,6 +3,7 @@
 checks         what a function does with its arguments first: shapes, float32
 masked         sums, means, whitening and explained variance over unmasked elements
 returns        discounted and lambda returns, generalised advantages, n-step sums
+bellman        one-step targets of value functions
 groups         advantages of the completions of one prompt against each other
 kl             per-sample estimators of a KL divergence
 distributions  categorical, Gaussian and tanh-Gaussian distributions over actions,

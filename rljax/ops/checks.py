@@ -51,6 +51,27 @@ def check_shape(name: str, array: ArrayLike, *allowed: tuple[int, ...]) -> None:
         raise ValueError(f"{name} must have shape {wanted}, got {jnp.shape(array)}")
 
 
+def check_more_axes(num_axes: int, /, **arrays: ArrayLike) -> None:
+    """Raises unless the first array has the shape of the second and `num_axes` axes more.
+
+    Args:
+        num_axes: of the first array behind those that it shares, such as 1 for actions.
+        **arrays: two arrays of any dtype under the names that the caller's user knows.
+
+    Raises:
+        ValueError: naming both arrays, their shapes and the number of axes.
+
+    Example:
+        >>> check_more_axes(1, q_values=jnp.ones((3, 2, 4)), actions=jnp.zeros((3, 2), int))
+    """
+    (name, shape), (other, leading) = ((name, jnp.shape(x)) for name, x in arrays.items())
+    if len(shape) != len(leading) + num_axes or shape[: len(leading)] != leading:
+        raise ValueError(
+            f"{name} must have the shape of {other} and {num_axes} more axes, "
+            f"got {name} {shape} and {other} {leading}"
+        )
+
+
 def broadcast_trailing(
     name: str, x: Scalar | Real[ArrayLike, "..."], shape: tuple[int, ...]
 ) -> Float[Array, "..."]:
