@@ -17,7 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rljax.losses.ddpg import ddpg_actor_loss, ddpg_critic_loss
+from rljax.losses.dqn import dqn_loss
 from rljax.losses.ppo import ppo_loss
+from rljax.losses.td3 import td3_critic_loss
 from rljax.losses.trpo import surrogate_loss
 from rljax.losses.value import value_loss
 from rljax.losses.vpg import vpg_loss
@@ -61,6 +64,18 @@ def policy_inputs(rng: np.random.Generator, shape: tuple[int, ...]) -> Inputs:
     return {name: array.astype(np.float32) for name, array in arrays.items()}
 
 
+def action_inputs(*names: str, trained: str, num_actions: int = 4) -> Make:
+    """`trained` has one number per action beside the mask's shape; `actions` picks one of them."""
+
+    def make(rng: np.random.Generator, shape: tuple[int, ...]) -> Inputs:
+        arrays = inputs(*names)(rng, shape)
+        arrays[trained] = rng.normal(size=(*shape, num_actions)).astype(np.float32)
+        arrays["actions"] = rng.integers(num_actions, size=shape).astype(np.int32)
+        return arrays
+
+    return make
+
+
 POLICY = {
     "make": policy_inputs,
     "trained": ("log_probs",),
@@ -98,5 +113,35 @@ ROWS = [
         trained=("values",),
         held=("targets", "behaviour_values"),
         settings={"clip": 0.5},
+    ),
+    Row(
+        "dqn",
+        dqn_loss,
+        make=action_inputs("targets", trained="q_values"),
+        trained=("q_values",),
+        held=("targets",),
+    ),
+    Row(
+        "dqn-huber-weights",
+        dqn_loss,
+        make=action_inputs("targets", "weights", trained="q_values"),
+        trained=("q_values",),
+        held=("targets", "weights"),
+        settings={"huber_delta": 0.5},
+    ),
+    Row(
+        "ddpg-critic",
+        ddpg_critic_loss,
+        make=inputs("q", "targets"),
+        trained=("q",),
+        held=("targets",),
+    ),
+    Row("ddpg-actor", ddpg_actor_loss, make=inputs("q"), trained=("q",), held=()),
+    Row(
+        "td3-critic",
+        td3_critic_loss,
+        make=inputs("q1", "q2", "targets"),
+        trained=("q1", "q2"),
+        held=("targets",),
     ),
 ]
