@@ -96,6 +96,32 @@ def categorical_entropy(logits: Real[ArrayLike, "*S A"]) -> Float[Array, "*S"]:
     return -jnp.sum(jnp.where(live, jnp.exp(log_probs) * log_probs, 0.0), axis=-1)
 
 
+def categorical_expectation(
+    logits: Real[ArrayLike, "*S A"], values: Real[ArrayLike, "*S A"]
+) -> Float[Array, "*S"]:
+    """The mean of a function of the action, E[x] = Σ_a p_a x_a with p = softmax(z).
+
+    Args:
+        logits: z [*S, A], any real dtype, may be -inf.
+        values: x [*S, A], any real dtype; may be anything where the logit is -inf.
+
+    Returns:
+        [*S] float32; 0 for a row without any live action.
+
+    Raises:
+        ValueError: if the shapes differ.
+
+    Example:
+        >>> logits = jnp.array([1.0, 1.0, -jnp.inf])
+        >>> round(categorical_expectation(logits, jnp.array([2.0, 4.0, 9.0])).item(), 4)
+        3.0
+    """
+    check_same_shape(logits=logits, values=values)
+    log_probs, live = _log_softmax(logits)
+    values = jnp.where(live, jnp.asarray(values, jnp.float32), 0.0)
+    return jnp.sum(jnp.exp(log_probs) * values, axis=-1)
+
+
 def categorical_kl(
     logits_p: Real[ArrayLike, "*S A"], logits_q: Real[ArrayLike, "*S A"]
 ) -> Float[Array, "*S"]:

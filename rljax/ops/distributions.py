@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from rljax.ops.categorical import (
     categorical_entropy,
+    categorical_expectation,
     categorical_kl,
     categorical_log_prob,
     categorical_sample,
@@ -24,8 +25,12 @@ from rljax.ops.gaussian import (
     gaussian_log_prob,
     gaussian_sample,
     gaussian_shift,
+)
+from rljax.ops.tanh_gaussian import (
     tanh_gaussian_log_prob,
     tanh_gaussian_sample_and_log_prob,
+    tanh_gaussian_shift,
+    tanh_squash,
 )
 from rljax.types import Distribution
 
@@ -33,6 +38,7 @@ __all__ = [
     "CATEGORICAL",
     "GAUSSIAN",
     "categorical_entropy",
+    "categorical_expectation",
     "categorical_kl",
     "categorical_log_prob",
     "categorical_sample",
@@ -45,6 +51,8 @@ __all__ = [
     "mask_logits",
     "tanh_gaussian_log_prob",
     "tanh_gaussian_sample_and_log_prob",
+    "tanh_gaussian_shift",
+    "tanh_squash",
 ]
 
 

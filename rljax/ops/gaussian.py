@@ -1,4 +1,4 @@
-"""Diagonal Gaussians over real actions [A], plain and squashed into a box by tanh.
+"""Diagonal Gaussians over real actions [A]; `tanh_gaussian` has those squashed into a box.
 
 `log_std` is the logarithm of the standard deviation (not of the variance): a scalar, or of the
 trailing shape of `mean`. The standard deviation must be a normal float32, |log_std| < 80.
@@ -8,9 +8,7 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
-from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Float, Real
 
@@ -20,7 +18,22 @@ from rljax.types import Key
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
-def _standardised_log_prob(z: Array, log_std: Array) -> Array:
+def standard_log_prob(z: Float[Array, "*S A"], log_std: Float[Array, "*S A"]) -> Float[Array, "*S"]:
+    """Log-density of actions that are given by their noise, a = μ + σ z.
+
+    Σ_i (-½ z_i² - log σ_i - ½ log 2π).
+
+    Args:
+        z: (a - μ) / σ [*S, A], float32; a σ below the rounding of μ loses it on the way to a.
+        log_std: log σ [*S, A], float32.
+
+    Returns:
+        [*S] float32.
+
+    Example:
+        >>> round(standard_log_prob(jnp.zeros((1, 2)), jnp.zeros((1, 2)))[0].item(), 4)
+        -1.8379
+    """
     return jnp.sum(-0.5 * jnp.square(z) - log_std - _HALF_LOG_2PI, axis=-1)
 
 
@@ -52,7 +65,7 @@ def gaussian_log_prob(
     mean = jnp.asarray(mean, jnp.float32)
     log_std = broadcast_trailing("log_std", log_std, mean.shape)
     z = (jnp.asarray(actions, jnp.float32) - mean) * jnp.exp(-log_std)
-    return _standardised_log_prob(z, log_std)
+    return standard_log_prob(z, log_std)
 
 
 def gaussian_entropy(log_std: Real[ArrayLike, "*S A"]) -> Float[Array, "*S"]:
@@ -164,100 +177,3 @@ def gaussian_shift(
     check_same_shape(noise=noise, mean=mean)
     mean = jnp.asarray(mean, jnp.float32)
     return mean + jnp.exp(broadcast_trailing("log_std", log_std, mean.shape)) * noise
-
-
-def _bounds(low: ArrayLike, high: ArrayLike, shape: tuple[int, ...]) -> tuple[Array, Array]:
-    if not isinstance(low, Tracer) and not isinstance(high, Tracer):
-        widths = np.asarray(high, np.float64) - np.asarray(low, np.float64)
-        if not np.all((widths > 0) & np.isfinite(widths)):
-            raise ValueError(f"low must be below high, both finite, got low {low} and high {high}")
-    return broadcast_trailing("low", low, shape), broadcast_trailing("high", high, shape)
-
-
-def _log_slope(pre_tanh: Array, half_width: Array) -> Array:
-    """log |da/du| summed over the last axis: 1 - tanh² u = 4 / (e^u + e^-u)² never reaches 0."""
-    log_one_minus_tanh2 = 2 * (math.log(2) - pre_tanh - jax.nn.softplus(-2 * pre_tanh))
-    return jnp.sum(log_one_minus_tanh2 + jnp.log(half_width), axis=-1)
-
-
-def tanh_gaussian_log_prob(
-    mean: Real[ArrayLike, "*S A"],
-    log_std: Scalar | Float[ArrayLike, "..."],
-    pre_tanh: Real[ArrayLike, "*S A"],
-    *,
-    low: Scalar | Float[ArrayLike, "..."] = -1.0,
-    high: Scalar | Float[ArrayLike, "..."] = 1.0,
-) -> Float[Array, "*S"]:
-    """Log-density of the action a = low + (high - low)(tanh(u) + 1)/2, with u ~ N(μ, σ²).
-
-    log N(u; μ, σ) - Σ_i log(1 - tanh² u_i) - Σ_i log((high_i - low_i)/2),
-    log(1 - tanh² u) = 2 (log 2 - u - softplus(-2u)).
-
-    Args:
-        mean: μ [*S, A], any real dtype.
-        log_std: log σ, a scalar or of the trailing shape of mean.
-        pre_tanh: u [*S, A], the sample before tanh; a itself would have lost it to rounding.
-        low: finite lower ends of the actions, a scalar or of the trailing shape of mean.
-        high: finite upper ends, likewise, above low.
-
-    Returns:
-        [*S] float32.
-
-    Raises:
-        ValueError: if the shapes do not fit, or low is not below high (known only outside jit).
-
-    Example:
-        >>> u = jnp.zeros((1, 2))  # log N = -log 2π, the slope of the action is 2 in each dimension
-        >>> round(tanh_gaussian_log_prob(u, 0.0, u, low=-2.0, high=2.0)[0].item(), 4)
-        -3.2242
-
-    Source: Haarnoja et al., Soft Actor-Critic Algorithms and Applications (2018), appendix C; the
-    scale of the box is ours.
-    """
-    low, high = _bounds(low, high, jnp.shape(mean))
-    log_probs = gaussian_log_prob(mean, log_std, pre_tanh)
-    return log_probs - _log_slope(jnp.asarray(pre_tanh, jnp.float32), 0.5 * (high - low))
-
-
-def tanh_gaussian_sample_and_log_prob(
-    key: Key,
-    mean: Real[ArrayLike, "*S A"],
-    log_std: Scalar | Float[ArrayLike, "..."],
-    *,
-    low: Scalar | Float[ArrayLike, "..."] = -1.0,
-    high: Scalar | Float[ArrayLike, "..."] = 1.0,
-) -> tuple[Float[Array, "*S A"], Float[Array, "*S"]]:
-    """One action in [low, high] for each mean, and its log-density.
-
-    u = μ + σ ε, a = low + (high - low)(tanh(u) + 1)/2, log p(a) as `tanh_gaussian_log_prob`.
-    Gradients flow to μ and σ through both results (reparameterised).
-
-    Args:
-        key: consumed.
-        mean: μ [*S, A], any real dtype.
-        log_std: log σ, a scalar or of the trailing shape of mean.
-        low: finite lower ends of the actions, a scalar or of the trailing shape of mean.
-        high: finite upper ends, likewise, above low.
-
-    Returns:
-        actions [*S, A] and log_probs [*S], float32.
-
-    Raises:
-        ValueError: if the shapes do not fit, or low is not below high (known only outside jit).
-
-    Example:
-        >>> key, mean = jax.random.key(0), jnp.zeros((3, 2))
-        >>> actions, log_probs = tanh_gaussian_sample_and_log_prob(key, mean, -1.0, low=0.0)
-        >>> actions.shape, log_probs.shape, bool(jnp.all((0 <= actions) & (actions <= 1)))
-        ((3, 2), (3,), True)
-    """
-    mean = jnp.asarray(mean, jnp.float32)
-    low, high = _bounds(low, high, mean.shape)
-    centre, half_width = 0.5 * (high + low), 0.5 * (high - low)
-    log_std = broadcast_trailing("log_std", log_std, mean.shape)
-    noise = jax.random.normal(key, mean.shape)
-    pre_tanh = mean + jnp.exp(log_std) * noise
-    # From the noise itself: a tiny σ would be lost in the rounding of (u - μ)/σ.
-    log_probs = _standardised_log_prob(noise, log_std) - _log_slope(pre_tanh, half_width)
-    actions = centre + half_width * jnp.tanh(pre_tanh)
-    return jnp.clip(actions, low, high), log_probs  # clip: the last bit may lie outside

@@ -7,6 +7,7 @@ import pytest
 
 from rljax.ops.distributions import (
     categorical_entropy,
+    categorical_expectation,
     categorical_kl,
     categorical_log_prob,
     categorical_sample,
@@ -38,6 +39,29 @@ def test_entropy_by_hand():
     np.testing.assert_allclose(categorical_entropy(logits), 0.8323955818, rtol=1e-6)
     gradient = [-0.2825874511, 0.1407703575, 0.1418170936]
     np.testing.assert_allclose(grad_of_sum(categorical_entropy)(logits), gradient, atol=1e-6)
+
+
+def test_expectation_by_hand():
+    # p = (¼, ¾): E = ¼·8 + ¾·4 = 5; dE/dz_i = p_i (x_i - E) = ±¾; dE/dx = p. A third action that
+    # cannot be taken may have any value.
+    x = jnp.array([8.0, 4.0])
+    for extra in ([], [0.0], [np.nan], [INF]):
+        logits = jnp.concatenate([jnp.array([0.0, np.log(3.0)]), jnp.full(len(extra), -INF)])
+        value, (to_logits, to_values) = jax.value_and_grad(categorical_expectation, (0, 1))(
+            logits, jnp.concatenate([x, jnp.array(extra, jnp.float32)])
+        )
+        zeros = [0.0] * len(extra)
+        np.testing.assert_allclose(value, 5.0, rtol=1e-6)
+        np.testing.assert_allclose(to_logits, [0.75, -0.75, *zeros], rtol=1e-6)
+        np.testing.assert_allclose(to_values, [0.25, 0.75, *zeros], rtol=1e-6)
+
+
+def test_expectation_against_float64():
+    for scale in (1.0, 30.0):
+        logits, values = random_logits(2, scale), random_logits(3, 5.0)
+        wanted = np.sum(probabilities(logits) * values, axis=-1)
+        np.testing.assert_allclose(categorical_expectation(logits, values), wanted, rtol=1e-5)
+    assert categorical_expectation(jnp.full((1, 2), -INF), jnp.full((1, 2), np.nan))[0] == 0.0
 
 
 def test_masked_actions_by_hand():
