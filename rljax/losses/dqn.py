@@ -114,7 +114,10 @@ def dqn_loss(
     q = keep(jnp.take_along_axis(jnp.asarray(q_values, jnp.float32), index, axis=-1)[..., 0], mask)
     targets = jax.lax.stop_gradient(keep(targets, mask))
     error = q - targets
-    bounded = error if huber_delta is None else jnp.clip(error, -huber_delta, huber_delta)
+    bounded = error
+    if huber_delta is not None:
+        bound = jnp.asarray(huber_delta, jnp.float32)
+        bounded = jnp.clip(error, -bound, bound)
     # Both pieces of f at once; where the bound moves with the error, the rest has slope 0.
     element = bounded * (error - 0.5 * bounded)
     if weights is not None:

@@ -18,8 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rljax.losses.ddpg import ddpg_actor_loss, ddpg_critic_loss
+from rljax.losses.discrete_sac import (
+    discrete_sac_actor_loss,
+    discrete_sac_critic_loss,
+    discrete_sac_temperature_loss,
+)
 from rljax.losses.dqn import dqn_loss
 from rljax.losses.ppo import ppo_loss
+from rljax.losses.sac import sac_actor_loss, sac_critic_loss, sac_temperature_loss
 from rljax.losses.td3 import td3_critic_loss
 from rljax.losses.trpo import surrogate_loss
 from rljax.losses.value import value_loss
@@ -64,14 +70,27 @@ def policy_inputs(rng: np.random.Generator, shape: tuple[int, ...]) -> Inputs:
     return {name: array.astype(np.float32) for name, array in arrays.items()}
 
 
-def action_inputs(*names: str, trained: str, num_actions: int = 4) -> Make:
-    """`trained` has one number per action beside the mask's shape; `actions` picks one of them."""
+def action_inputs(*names: str, each: tuple[str, ...], num_actions: int = 4) -> Make:
+    """Those in `each` have one number per action beside the mask's shape; `actions` picks one."""
 
     def make(rng: np.random.Generator, shape: tuple[int, ...]) -> Inputs:
-        arrays = inputs(*names)(rng, shape)
-        arrays[trained] = rng.normal(size=(*shape, num_actions)).astype(np.float32)
+        arrays = inputs(*names)(rng, shape) | inputs(*each)(rng, (*shape, num_actions))
         arrays["actions"] = rng.integers(num_actions, size=shape).astype(np.int32)
         return arrays
+
+    return make
+
+
+def policy_q_inputs(rng: np.random.Generator, shape: tuple[int, ...]) -> Inputs:
+    """Two critics and a policy over four discrete actions, one of which it cannot take."""
+    arrays = inputs("q1", "q2", "logits")(rng, (*shape, 4))
+    arrays["logits"][:, :, 3] = -np.inf
+    return arrays
+
+
+def temperature_inputs(name: str, *axes: int) -> Make:
+    def make(rng: np.random.Generator, shape: tuple[int, ...]) -> Inputs:
+        return inputs(name)(rng, (*shape, *axes)) | {"log_temperature": np.float32([-0.7])[0]}
 
     return make
 
@@ -117,14 +136,14 @@ ROWS = [
     Row(
         "dqn",
         dqn_loss,
-        make=action_inputs("targets", trained="q_values"),
+        make=action_inputs("targets", each=("q_values",)),
         trained=("q_values",),
         held=("targets",),
     ),
     Row(
         "dqn-huber-weights",
         dqn_loss,
-        make=action_inputs("targets", "weights", trained="q_values"),
+        make=action_inputs("targets", "weights", each=("q_values",)),
         trained=("q_values",),
         held=("targets", "weights"),
         settings={"huber_delta": 0.5},
@@ -143,5 +162,53 @@ ROWS = [
         make=inputs("q1", "q2", "targets"),
         trained=("q1", "q2"),
         held=("targets",),
+    ),
+    Row(
+        "sac-critic",
+        sac_critic_loss,
+        make=inputs("q1", "q2", "targets"),
+        trained=("q1", "q2"),
+        held=("targets",),
+    ),
+    Row(
+        "sac-actor",
+        sac_actor_loss,
+        make=inputs("q1", "q2", "log_probs"),
+        trained=("q1", "q2", "log_probs"),
+        held=(),
+        settings={"temperature": 0.3},
+    ),
+    Row(
+        "sac-temperature",
+        sac_temperature_loss,
+        make=temperature_inputs("log_probs"),
+        trained=("log_temperature",),
+        held=("log_probs",),
+        settings={"target_entropy": -2.0},
+        shared=("log_temperature",),
+    ),
+    Row(
+        "discrete-sac-critic",
+        discrete_sac_critic_loss,
+        make=action_inputs("targets", each=("q1", "q2")),
+        trained=("q1", "q2"),
+        held=("targets",),
+    ),
+    Row(
+        "discrete-sac-actor",
+        discrete_sac_actor_loss,
+        make=policy_q_inputs,
+        trained=("logits",),
+        held=("q1", "q2"),
+        settings={"temperature": 0.3},
+    ),
+    Row(
+        "discrete-sac-temperature",
+        discrete_sac_temperature_loss,
+        make=temperature_inputs("logits", 4),
+        trained=("log_temperature",),
+        held=("logits",),
+        settings={"target_entropy": 0.5},
+        shared=("log_temperature",),
     ),
 ]

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from rljax.losses.ddpg import ddpg_targets
+from rljax.losses.discrete_sac import discrete_sac_targets
 from rljax.losses.dqn import dqn_targets
+from rljax.losses.sac import sac_targets
 from rljax.losses.td3 import td3_targets
 
 SHAPE = (5, 3)
@@ -30,6 +32,18 @@ ROWS = [
     Row("td3", td3_targets, {"next_q1": (), "next_q2": ()}),
     Row("dqn", dqn_targets, {"next_q": (4,)}),
     Row("dqn-double", dqn_targets, {"next_q": (4,), "next_q_online": (4,)}),
+    Row(
+        "sac",
+        sac_targets,
+        {"next_q1": (), "next_q2": (), "next_log_probs": ()},
+        settings={"temperature": 0.3},
+    ),
+    Row(
+        "discrete-sac",
+        discrete_sac_targets,
+        {"next_q1": (4,), "next_q2": (4,), "next_logits": (4,)},
+        settings={"temperature": 0.3},
+    ),
 ]
 every_target = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 
