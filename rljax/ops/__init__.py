@@ -8,6 +8,7 @@ groups         advantages of the completions of one prompt against each other
 kl             per-sample estimators of a KL divergence
 distributions  categorical, Gaussian and tanh-Gaussian distributions over actions,
                written in categorical, gaussian and tanh_gaussian
+noise          exploration: noise on actions, epsilon-greedy choice, a decaying schedule
 solve          conjugate gradient, Fisher-vector products, line search
 tabular        value iteration, the exact answer on small problems
 moments        running mean and variance of a stream, which can be merged

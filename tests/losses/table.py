@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rljax.losses.c51 import c51_loss
 from rljax.losses.ddpg import ddpg_actor_loss, ddpg_critic_loss
 from rljax.losses.discrete_sac import (
     discrete_sac_actor_loss,
@@ -79,6 +80,19 @@ def action_inputs(*names: str, each: tuple[str, ...], num_actions: int = 4) -> M
         return arrays
 
     return make
+
+
+def atom_inputs(rng: np.random.Generator, shape: tuple[int, ...]) -> Inputs:
+    """Distributions over five atoms for each of four actions, and targets with zeros in them."""
+    target_probs = np.maximum(rng.normal(size=(*shape, 5)), 0.0)
+    target_probs[..., 1] += 0.1
+    target_probs /= target_probs.sum(axis=-1, keepdims=True)
+    return {
+        "logits": rng.normal(size=(*shape, 4, 5)).astype(np.float32),
+        "actions": rng.integers(4, size=shape).astype(np.int32),
+        "target_probs": target_probs.astype(np.float32),
+        "weights": rng.uniform(0.5, 2.0, shape).astype(np.float32),
+    }
 
 
 def policy_q_inputs(rng: np.random.Generator, shape: tuple[int, ...]) -> Inputs:
@@ -147,6 +161,13 @@ ROWS = [
         trained=("q_values",),
         held=("targets", "weights"),
         settings={"huber_delta": 0.5},
+    ),
+    Row(
+        "c51",
+        c51_loss,
+        make=atom_inputs,
+        trained=("logits",),
+        held=("target_probs", "weights"),
     ),
     Row(
         "ddpg-critic",

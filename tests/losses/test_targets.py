@@ -4,6 +4,7 @@ To add one, append a `Row`: every float argument but the rewards belongs to the 
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rljax.losses.c51 import c51_project, c51_targets
 from rljax.losses.ddpg import ddpg_targets
 from rljax.losses.discrete_sac import discrete_sac_targets
 from rljax.losses.dqn import dqn_targets
@@ -27,11 +29,25 @@ class Row(NamedTuple):
     settings: Mapping[str, Any] = {}
 
 
+SUPPORT = np.linspace(-3.0, 3.0, 4, dtype=np.float32)
+
+
+def project(rewards, terminated, probs, *, discount):
+    return c51_project(SUPPORT, probs, rewards, terminated, discount=discount)
+
+
 ROWS = [
     Row("ddpg", ddpg_targets, {"next_q": ()}),
     Row("td3", td3_targets, {"next_q1": (), "next_q2": ()}),
     Row("dqn", dqn_targets, {"next_q": (4,)}),
     Row("dqn-double", dqn_targets, {"next_q": (4,), "next_q_online": (4,)}),
+    Row("c51-project", project, {"probs": (4,)}),
+    Row("c51", partial(c51_targets, SUPPORT), {"next_logits": (3, 4)}),
+    Row(
+        "c51-double",
+        partial(c51_targets, SUPPORT),
+        {"next_logits": (3, 4), "next_logits_online": (3, 4)},
+    ),
     Row(
         "sac",
         sac_targets,
