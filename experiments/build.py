@@ -15,12 +15,14 @@ import rljax.algos
 from experiments.configs import defaults
 from experiments.configs.defaults import Config
 from rljax import envs
+from rljax.data.replay import Replay, make_replay
+from rljax.data.windows import n_step
 from rljax.envs import host_transforms, transforms
+from rljax.loops import off_policy, off_policy_host, on_policy, on_policy_host
 from rljax.loops.loop import Loop
-from rljax.loops.on_policy import jax_loop
-from rljax.loops.on_policy_host import host_loop
+from rljax.loops.off_policy import example_of
 from rljax.nets.actor_critic import check_choice
-from rljax.types import Algo, Box, Env, EnvSpec, HostVectorEnv
+from rljax.types import Algo, Box, Env, EnvSpec, HostVectorEnv, OffPolicyAlgo
 
 BACKENDS = ("jax", "gymnasium", "envpool")
 RANGES = {  # of the numbers in a config; None is allowed where the config had it at first
@@ -46,10 +48,13 @@ RANGES = {  # of the numbers in a config; None is allowed where the config had i
 }
 
 
+MakeAlgo = Callable[[EnvSpec], Any]  # -> Algo or OffPolicyAlgo
+
+
 class Run(NamedTuple):
     loop: Loop
+    algo: Algo | OffPolicyAlgo
     num_updates: int
-    algo: Algo
 
 
 def build(config: Config) -> Run:
@@ -65,7 +70,8 @@ def build(config: Config) -> Run:
     check_choice("config.algo.name", config.get("algo", {}).get("name"), tuple(makers))
     check(config)
     steps_per_update = config.env.num_envs * config.unroll_length
-    num_updates = -(-config.total_steps // steps_per_update)
+    learned = config.total_steps - warmup_steps(config)
+    num_updates = -(-learned // steps_per_update)
     if num_updates >= 2**31:
         raise ValueError(
             f"config.total_steps is {config.total_steps}: it must be below 2^31 updates of "
@@ -75,12 +81,17 @@ def build(config: Config) -> Run:
     settings: dict[str, Any] = dict(
         num_envs=config.env.num_envs,
         unroll_length=config.unroll_length,
-        noise_hold=config.noise_hold,
         max_updates=min(config.log_interval, num_updates),
         eval_episodes=config.eval_episodes,
         seed=config.seed,
         num_seeds=config.num_seeds,
     )
+    build_loop = build_off_policy if "replay" in config else build_on_policy
+    return Run(*build_loop(config, make_algo, settings), num_updates)
+
+
+def build_on_policy(config: Config, make_algo: MakeAlgo, settings: dict[str, Any]):
+    settings["noise_hold"] = config.noise_hold
     if config.env.backend == "jax":
         env = make_jax_env(config)
         if config.env.normalize_rewards:
@@ -89,8 +100,7 @@ def build(config: Config) -> Run:
             )
         algo = make_algo(env.spec)
         offer_cpu_devices(config.num_devices)
-        loop = jax_loop(env, algo, num_devices=config.num_devices, **settings)
-        return Run(loop, num_updates, algo)
+        return on_policy.jax_loop(env, algo, num_devices=config.num_devices, **settings), algo
 
     make_env = make_host_env(config)
     if config.env.normalize_rewards:
@@ -99,10 +109,70 @@ def build(config: Config) -> Run:
             discount=config.algo.discount,
             num_groups=config.num_seeds,
         )
+    algo = make_algo(spec_of(make_env))
+    return on_policy_host.host_loop(make_env, algo, **settings), algo
+
+
+def build_off_policy(config: Config, make_algo: MakeAlgo, settings: dict[str, Any]):
+    settings |= {
+        "gradient_steps": gradient_steps(config),
+        "batch_size": config.replay.batch_size,
+        "warmup_steps": config.replay.warmup_steps,
+        "noise_hold": config.noise_hold,
+        "save_replay": config.replay.checkpoint,
+    }
+
+    def make_parts(spec: EnvSpec) -> tuple[OffPolicyAlgo, Replay]:
+        replay = make_replay(
+            example_of(spec),
+            capacity=config.replay.capacity,
+            num_envs=config.env.num_envs,
+            window=n_step(config.algo.n_step, discount=config.algo.discount),
+        )
+        return make_algo(spec), replay
+
+    if config.env.backend == "jax":
+        env = make_jax_env(config)
+        algo, replay = make_parts(env.spec)
+        offer_cpu_devices(config.num_devices)
+        loop = off_policy.jax_loop(env, algo, replay, num_devices=config.num_devices, **settings)
+        return loop, algo
+    make_env = make_host_env(config)
+    algo, replay = make_parts(spec_of(make_env))
+    return off_policy_host.host_loop(make_env, algo, replay, **settings), algo
+
+
+def warmup_steps(config: Config) -> int:
+    """Environment steps before the first update: whole steps of all environments."""
+    if "replay" not in config:
+        return 0
+    num_envs = config.env.num_envs
+    steps = -(-config.replay.warmup_steps // num_envs) * num_envs
+    if steps >= config.total_steps:
+        raise ValueError(
+            f"config.total_steps is {config.total_steps}: it must be above the {steps} steps of "
+            "config.replay.warmup_steps"
+        )
+    return steps
+
+
+def gradient_steps(config: Config) -> int:
+    """Of one update."""
+    steps = config.env.num_envs * config.unroll_length
+    number = config.replay.updates_per_step * steps
+    if number < 1 or abs(number - round(number)) > 1e-6 * number:
+        raise ValueError(
+            f"config.replay.updates_per_step is {config.replay.updates_per_step}: times the "
+            f"{steps} steps of an update (config.env.num_envs x config.unroll_length) it must be "
+            f"a whole number, at least 1, and is {number:g}"
+        )
+    return round(number)
+
+
+def spec_of(make_env: Callable[[int], HostVectorEnv]) -> EnvSpec:
     env = make_env(1)
     env.close()
-    algo = make_algo(env.spec)
-    return Run(host_loop(make_env, algo, **settings), num_updates, algo)
+    return env.spec
 
 
 def offer_cpu_devices(num_devices: int) -> None:
@@ -158,6 +228,8 @@ def check(config: Config) -> None:
     """What can be said of a config without looking at the environment or the algorithm."""
     expected = defaults.run("")
     expected.algo = getattr(defaults, config.algo.name, lambda: config.algo)()
+    if config.algo.name in defaults.OFF_POLICY:
+        expected.replay = defaults.replay()
     check_fields("config", config, expected)
     for allowed, fields in RANGES.items():
         for field in fields:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from rljax.envs.render import Stage
-    from rljax.types import Algo
+    from rljax.types import Algo, OffPolicyAlgo
 
 USAGE = (
     "usage: python -m experiments.play --workdir=DIR [--out=FILE.gif] [--seed=N] [--sample] "
@@ -162,7 +162,7 @@ def make_stage(config: Any) -> "Stage":
 
 
 def make_policy(
-    options: Options, num_seeds: int, algo: "Algo", template: Any
+    options: Options, num_seeds: int, algo: "Algo | OffPolicyAlgo", template: Any
 ) -> Callable[[int, "np.ndarray"], "np.ndarray"]:
     """Step of the episode and observation [1, ...] to action, by the parameters that were saved."""
     import jax
@@ -170,6 +170,7 @@ def make_policy(
 
     from experiments.train import warn
     from rljax.runtime.checkpoint import Checkpoints
+    from rljax.types import OffPolicyAlgo
 
     with Checkpoints(options.workdir / "checkpoints", warn=warn) as checkpoints:
         saved = checkpoints.restore(template, which=options.which)
@@ -184,6 +185,9 @@ def make_policy(
     def act(state: Any, t: Any, observation: Any) -> Any:
         if options.sample:
             noise = algo.draw(jax.random.fold_in(key, t), (1,))
+            if isinstance(algo, OffPolicyAlgo):
+                late = jax.numpy.int32(2**31 - 1)  # exploring as at the end of training
+                return algo.act(noise, algo.begin(1), state, observation, late)[0]
             return algo.act(noise, state, observation)[0]
         return algo.act_greedy(state, observation)
 

@@ -40,14 +40,17 @@ def over_seeds(values: dict[str, np.ndarray]) -> dict[str, float | None]:
 
 
 def check_rows(
-    rows: dict[str, np.ndarray], update: int, steps_per_update: int, newest: Callable[[], str]
+    rows: dict[str, np.ndarray],
+    update: int,
+    steps: Callable[[int], int],
+    newest: Callable[[], str],
 ) -> None:
     """Raises NotFinite at the first update whose loss or gradient is NaN or inf.
 
     Args:
       rows: [n, S] metrics of n updates of S seeds.
       update: updates done before them.
-      steps_per_update: environment steps.
+      steps: number of updates -> environment steps done by then.
       newest: names the last good checkpoint.
     """
     bad = [
@@ -58,6 +61,6 @@ def check_rows(
     if bad:
         i, seed, name = min(bad)
         raise NotFinite(
-            f"{name} is {rows[name][i, seed]} at step {(update + i + 1) * steps_per_update} "
+            f"{name} is {rows[name][i, seed]} at step {steps(update + i + 1)} "
             f"(update {update + i}, seed index {seed}); last good: {newest()}"
         )

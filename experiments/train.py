@@ -57,6 +57,10 @@ def train(config: Config, run: Run, workdir: Path, argv: Sequence[str], signals:
     if difference:  # its arrays fit all the same: they were copied here from another workdir
         raise ValueError(f"checkpoint of another config in {checkpoints.directory}: {difference}")
     update, position = (saved[1]["update"], saved[1]["position"]) if saved else (0, None)
+
+    def steps(update: int) -> int:
+        return loop.first_step + update * loop.steps_per_update
+
     if saved and update == run.num_updates:  # nothing is written but the picture, as it was
         checkpoints.close()
         return finish(config, workdir, loop.evaluate(loop.load(saved[0])))
@@ -65,17 +69,17 @@ def train(config: Config, run: Run, workdir: Path, argv: Sequence[str], signals:
             workdir,
             [*columns, *TIME_METRICS],
             position=position,
-            step=update * loop.steps_per_update,
+            step=steps(update) if saved else 0,
         ) as writer,
         checkpoints,
         progress_display(
-            run.num_updates * loop.steps_per_update,
-            initial_step=update * loop.steps_per_update,
+            steps(run.num_updates),
+            initial_step=steps(update) if saved else 0,
             title=f"{config.algo.name} {config.env.name}",
         ) as progress,
     ):
         if saved:
-            progress.log(f"resuming at step {update * loop.steps_per_update} of {workdir}")
+            progress.log(f"resuming at step {steps(update)} of {workdir}")
             if config.env.backend == "envpool":
                 progress.log("EnvPool's environments cannot be saved: fresh episodes from here on")
         state = loop.load(saved[0]) if saved else loop.init()
@@ -87,9 +91,9 @@ def train(config: Config, run: Run, workdir: Path, argv: Sequence[str], signals:
             num_updates = min(config.log_interval, run.num_updates - update)
             with no_bad_argument():
                 state, rows = loop.advance(state, num_updates)
-            check_rows(rows, update, loop.steps_per_update, partial(newest, checkpoints))
+            check_rows(rows, update, steps, partial(newest, checkpoints))
             update += num_updates
-            step, last = update * loop.steps_per_update, update == run.num_updates
+            step, last = steps(update), update == run.num_updates
 
             values = chunk_means(rows, names)
             evaluation = {}
@@ -122,7 +126,7 @@ def train(config: Config, run: Run, workdir: Path, argv: Sequence[str], signals:
     if stopped and update < run.num_updates:
         draw(config, workdir)
         print(
-            f"stopped at step {update * loop.steps_per_update}, "
+            f"stopped at step {steps(update)}, "
             f"{'saved' if update else 'before anything was saved'}; to continue: "
             f"python -m experiments.run {shlex.join(argv[1:])}"
         )

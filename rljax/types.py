@@ -173,3 +173,22 @@ class Algo(NamedTuple):
     act_greedy: Callable[[PyTree, Array], Array]  # state, observations -> the policy's mode
     # key, state, batch -> (state, metrics)
     update: Callable[[Key, PyTree, Any], tuple[PyTree, Metrics]]
+
+
+class OffPolicyAlgo(NamedTuple):
+    """An algorithm that learns from a replay, as pure functions over its state.
+
+    What exploration carries from one step of an environment to the next is its memory, a pytree
+    [B, ...] (or none at all); every episode begins with that of `begin`. Counts of steps and of
+    updates are int32 [] and the same for all seeds that run side by side.
+    """
+
+    init: Callable[[Key], PyTree]  # key -> state
+    # key, shape -> noise [*shape, ...]: all that is random in `act`, drawn ahead for many steps
+    draw: Callable[[Key, tuple[int, ...]], PyTree]
+    begin: Callable[[int], PyTree]  # B -> memory
+    # noise, memory, state, observations [B, ...], environment steps done -> (actions, memory)
+    act: Callable[[PyTree, PyTree, PyTree, Array, Array], tuple[Array, PyTree]]
+    act_greedy: Callable[[PyTree, Array], Array]  # state, observations -> actions
+    # key, state, batch, updates done -> (state, metrics): one gradient step of everything
+    update: Callable[[Key, PyTree, NStepBatch, Array], tuple[PyTree, Metrics]]

@@ -142,6 +142,105 @@ def quick_mujoco(config: Config) -> Config:
     return config
 
 
+OFF_POLICY = ("dqn", "c51", "ddpg", "td3", "sac")
+
+
+def off_policy(env: str, algo: Config, *, backend: str = "jax") -> Config:
+    """Fields of a run that learns from a replay. Intervals count updates here too."""
+    config = run(env, backend=backend)
+    config.algo = algo
+    config.replay = replay()
+    config.env.num_envs = 1
+    config.unroll_length = 1
+    config.log_interval = 1000
+    config.eval_interval = config.checkpoint_interval = 5000
+    config.net.activation = "relu"
+    config.optimizer.learning_rate = 1e-3
+    return config
+
+
+def mujoco_off_policy(env: str, algo: Config) -> Config:
+    """1M steps of one of Gymnasium's MuJoCo environments."""
+    config = off_policy(env, algo, backend="gymnasium")
+    config.net.hidden_sizes = (256, 256)
+    config.optimizer.learning_rate = 3e-4
+    config.total_steps = 1_000_000
+    config.replay.warmup_steps = 10_000
+    config.eval_interval = 10_000
+    config.checkpoint_interval = 50_000
+    config.eval_episodes = 10
+    return config
+
+
+def replay() -> Config:
+    config: Config = ConfigDict()
+    config.capacity = 1_000_000  # transitions, of all environments of a seed
+    config.batch_size = 256
+    config.warmup_steps = 1000  # random environment steps before the first update
+    config.updates_per_step = 1.0  # gradient steps for each environment step
+    config.checkpoint = True  # False: smaller checkpoints; a resumed run warms up again
+    return config
+
+
+def dqn() -> Config:
+    algo: Config = ConfigDict()
+    algo.name = "dqn"
+    algo.discount = 0.99
+    algo.n_step = 1
+    algo.double = True
+    algo.dueling = False
+    algo.huber_delta = 1.0  # or None: the squared error
+    algo.target_rate = 1.0  # share of the network that the target takes over ...
+    algo.target_period = 250  # ... every so many gradient steps
+    algo.epsilon_start = 1.0
+    algo.epsilon_end = 0.05
+    algo.epsilon_steps = 10_000  # environment steps, linearly
+    return algo
+
+
+def c51() -> Config:
+    algo = dqn()
+    algo.name = "c51"
+    del algo.huber_delta
+    algo.double = False
+    algo.num_atoms = 51
+    algo.value_min = -10.0
+    algo.value_max = 10.0
+    return algo
+
+
+def ddpg() -> Config:
+    algo: Config = ConfigDict()
+    algo.name = "ddpg"
+    algo.discount = 0.99
+    algo.n_step = 1
+    algo.target_rate = 0.005
+    algo.noise = "gaussian"  # or "ou": Ornstein-Uhlenbeck, remembered within an episode
+    algo.noise_scale = 0.1  # of half the width of the actions' box
+    return algo
+
+
+def td3() -> Config:
+    algo = ddpg()
+    algo.name = "td3"
+    algo.policy_delay = 2  # gradient steps of the critics for one of the actor and the targets
+    algo.target_noise = 0.2  # of half the width, as the next
+    algo.target_noise_clip = 0.5
+    return algo
+
+
+def sac() -> Config:
+    algo: Config = ConfigDict()
+    algo.name = "sac"
+    algo.discount = 0.99
+    algo.n_step = 1
+    algo.target_rate = 0.005
+    algo.temperature = placeholder(float)  # reward per nat; None: learned
+    algo.init_temperature = 1.0
+    algo.target_entropy = placeholder(float)  # nats; None: see rljax/algos/sac.py
+    return algo
+
+
 def vpg() -> Config:
     algo: Config = ConfigDict()
     algo.name = "vpg"
@@ -216,4 +315,16 @@ def quick(config: Config, *, updates: int = 4) -> Config:
     config.eval_interval = 2
     config.checkpoint_interval = 2
     config.eval_episodes = 4
+    return config
+
+
+def quick_off_policy(config: Config) -> Config:
+    config.net.hidden_sizes = (8, 8)
+    config.replay.capacity = 1000
+    config.replay.warmup_steps = 40
+    config.replay.batch_size = 16
+    config = quick(config)
+    config.log_interval = 5
+    config.eval_interval = config.checkpoint_interval = 10
+    config.total_steps = 40 + 20 * config.unroll_length * config.env.num_envs
     return config

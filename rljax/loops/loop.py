@@ -18,6 +18,8 @@ class RunState(NamedTuple):
     observation: Any  # [B, ...] to act on next; NumPy's for host environments
     key: Key  # never changes; update u draws from `update_keys(key, u)`
     step: Any  # int32 []: updates done
+    replay: PyTree = ()  # off-policy: what has been seen
+    memory: PyTree = ()  # off-policy: what exploration carries from step to step
 
 
 class Loop(NamedTuple):
@@ -39,6 +41,7 @@ class Loop(NamedTuple):
     template: PyTree
     metric_names: tuple[str, ...]
     steps_per_update: int  # environment steps of one seed
+    first_step: int = 0  # those done by `init`
 
 
 def seed_keys(seed: int, num_seeds: int) -> Key:

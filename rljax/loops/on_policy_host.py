@@ -9,11 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from rljax.data.rollout import collect, draw_noise, episode_sums
-from rljax.loops.evaluate import evaluate_host, summarize
+from rljax.loops.host import TRAIN, host_seeds, join_seeds, make_evaluate, split_seeds
 from rljax.loops.loop import Loop, RunState, check_updates, first_keys, seed_keys, update_keys
 from rljax.types import Algo, Array, Discrete, HostVectorEnv, Key, Metrics, PyTree, Rollout
-
-TRAIN, EVAL = 0, 1  # streams of the environments' seeds
 
 
 def host_loop(
@@ -64,15 +62,8 @@ def host_loop(
     act_greedy_jit = jax.jit(vmap(algo.act_greedy, (0, 0)))
     update_jit = jax.jit(vmap(update_one, (0, 0, None, 1)), donate_argnums=0)
 
-    def split_seeds(x: Any, axis: int = 0) -> Any:
-        """[..., S·N, ...] to [..., S, N, ...]."""
-        return x.reshape(*x.shape[:axis], num_seeds, -1, *x.shape[axis + 1 :]) if batched else x
-
-    def join_seeds(x: Any) -> np.ndarray:
-        """[S, N, ...] to [S·N, ...]."""
-        x = np.asarray(x)
-        return x.reshape(-1, *x.shape[2:]) if batched else x
-
+    split = partial(split_seeds, num_seeds=num_seeds)
+    join = partial(join_seeds, num_seeds=num_seeds)
     algo_shapes, run_keys = jax.eval_shape(init_jit, jax.eval_shape(make_keys))
     metric_shapes = jax.eval_shape(
         vmap(update_one, (0, 0, None, 1)),
@@ -80,7 +71,7 @@ def host_loop(
         run_keys,
         jnp.int32(0),
         jax.eval_shape(
-            lambda x: jax.tree.map(lambda y: split_seeds(y, axis=1), x),
+            lambda x: jax.tree.map(partial(split, axis=1), x),
             rollout_shapes(env, unroll_length),
         ),
     )[1]
@@ -99,11 +90,11 @@ def host_loop(
 
         def act(t: int, observation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             noise_t = jax.tree.map(lambda x: x[:, t] if batched else x[t], noise)
-            outputs = act_jit(noise_t, state.algo, split_seeds(observation))
-            return jax.tree.map(join_seeds, outputs)
+            outputs = act_jit(noise_t, state.algo, split(observation))
+            return jax.tree.map(join, outputs)
 
         observation, rollout = collect(env, act, state.observation, length=unroll_length)
-        rollout = jax.tree.map(lambda x: split_seeds(x, axis=1), rollout)
+        rollout = jax.tree.map(partial(split, axis=1), rollout)
         algo_state, metrics = update_jit(state.algo, state.key, state.step, rollout)
         return RunState(algo_state, (), observation, state.key, state.step + 1), metrics
 
@@ -118,15 +109,6 @@ def host_loop(
             for name in metric_names
         }
 
-    def evaluate_all(state: RunState) -> dict[str, np.ndarray]:
-        def act(observation: np.ndarray) -> np.ndarray:
-            return join_seeds(act_greedy_jit(state.algo, split_seeds(observation)))
-
-        eval_seeds = host_seeds(seeds, int(state.step), EVAL, eval_episodes)
-        returns, lengths = evaluate_host(eval_seeds, eval_env, act)
-        shape = (num_seeds, eval_episodes)
-        return summarize(returns.reshape(shape), lengths.reshape(shape))
-
     def load(saved: RunState) -> RunState:
         observation = env.restore(saved.env)  # as saved, unless fresh episodes are all there is
         return saved._replace(env=(), observation=observation)
@@ -139,7 +121,7 @@ def host_loop(
     return Loop(
         init=init,
         advance=advance,
-        evaluate=evaluate_all,
+        evaluate=make_evaluate(eval_env, act_greedy_jit, seeds=seeds, episodes=eval_episodes),
         save=lambda state: state._replace(env=env.snapshot()),
         load=load,
         template=template(),
@@ -173,13 +155,3 @@ def rollout_shapes(env: HostVectorEnv, length: int) -> Rollout:
         episode_lengths=array(np.int32),
         mask=array(bool),
     )
-
-
-def host_seeds(seeds: np.ndarray, step: int, stream: int, num_envs: int) -> list[int]:
-    """One 63-bit seed for each of `num_envs` environments of each run, from the run's own seed."""
-    words = [
-        child.generate_state(1, np.uint64)[0]
-        for seed in seeds
-        for child in np.random.SeedSequence([seed, step, stream]).spawn(num_envs)
-    ]
-    return [int(word >> 1) for word in words]

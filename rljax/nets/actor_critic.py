@@ -1,6 +1,7 @@
 """Policy and value networks for an environment, chosen by its spec and `config.net`."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -54,11 +55,7 @@ def make_actor_critic(config: Any, spec: EnvSpec) -> ActorCritic:
         value = pure(lambda rngs: mlp.ValueTable(features))
         return ActorCritic(policy, value, CATEGORICAL, actions.num_actions)
 
-    hidden_sizes = tuple(config.hidden_sizes)
-    if not all(isinstance(size, int) and size >= 1 for size in hidden_sizes):
-        raise ValueError(
-            f"config.net.hidden_sizes is {hidden_sizes}: each size must be an integer, at least 1"
-        )
+    hidden_sizes = check_sizes(config.hidden_sizes)
 
     def make_policy(rngs: nnx.Rngs) -> nnx.Module:
         if isinstance(actions, Discrete):
@@ -95,6 +92,15 @@ def flat_observations(net: Net, spec: EnvSpec) -> Net:
         return net.apply(params, jnp.reshape(observations, (*batch, -1)).astype(jnp.float32))
 
     return Net(net.init, apply)
+
+
+def check_sizes(hidden_sizes: Sequence[int]) -> tuple[int, ...]:
+    sizes = tuple(hidden_sizes)
+    if not all(isinstance(size, int) and size >= 1 for size in sizes):
+        raise ValueError(
+            f"config.net.hidden_sizes is {sizes}: each size must be an integer, at least 1"
+        )
+    return sizes
 
 
 def check_choice(field: str, value: str, allowed: tuple[str, ...]) -> None:

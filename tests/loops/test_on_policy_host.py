@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from rljax.envs.gymnasium import make_host
-from rljax.loops.on_policy_host import host_loop, host_seeds
+from rljax.loops.host import host_seeds
+from rljax.loops.on_policy_host import host_loop
 from rljax.runtime.checkpoint import Checkpoints
 
 from ..algos.small import assert_same_bits, copied, make_algo, small_config

@@ -1,0 +1,13 @@
+"""DDPG on Gymnasium's HalfCheetah-v5 (needs the `mujoco` extra).
+
+python -m experiments.run --config=experiments/configs/ddpg_halfcheetah.py \\
+    --workdir=runs/ddpg_halfcheetah
+"""
+
+from experiments.configs import defaults
+from experiments.configs.defaults import Config
+
+
+def get_config(variant: str = "") -> Config:
+    config = defaults.mujoco_off_policy("HalfCheetah-v5", defaults.ddpg())
+    return defaults.quick_off_policy(config) if defaults.check_variant(variant) else config
