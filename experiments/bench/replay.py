@@ -98,13 +98,18 @@ def measure(kind: str, capacities: Sequence[int] = CAPACITIES) -> dict[int, floa
     return best
 
 
-def main() -> int:
-    print(f"{'add and sample':16}" + "".join(f"{capacity:>12,}" for capacity in CAPACITIES))
-    for kind in KINDS:
-        seconds = measure(kind)
+def table(samples: dict[str, dict[int, float]]) -> str:
+    """Microseconds by kind and capacity, and how many times those of the smallest."""
+    lines = [f"{'add and sample':16}" + "".join(f"{capacity:>12,}" for capacity in CAPACITIES)]
+    for kind, seconds in samples.items():
         first = seconds[CAPACITIES[0]]
-        print(f"{kind:16}" + "".join(f"{1e6 * s:9.1f} us" for s in seconds.values()))
-        print(f"{'':16}" + "".join(f"{s / first:10.2f} x" for s in seconds.values()))
+        lines.append(f"{kind:16}" + "".join(f"{1e6 * s:9.1f} us" for s in seconds.values()))
+        lines.append(f"{'':16}" + "".join(f"{s / first:10.2f} x" for s in seconds.values()))
+    return "\n".join(lines)
+
+
+def main() -> int:
+    print(table({kind: measure(kind) for kind in KINDS}))
     return 0
 
 
