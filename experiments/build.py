@@ -1,4 +1,4 @@
-"""From a config to a run: checks it, then puts environment, algorithm and loop together."""
+"""From a config to a run: environment, algorithm and loop put together."""
 
 import contextlib
 import importlib
@@ -9,10 +9,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-from ml_collections import ConfigDict
 
 import rljax.algos
-from experiments.configs import defaults
+from experiments.check import check
 from experiments.configs.defaults import Config
 from rljax import envs
 from rljax.data.replay import Replay, make_replay
@@ -23,30 +22,6 @@ from rljax.loops.loop import Loop
 from rljax.loops.off_policy import example_of
 from rljax.nets.actor_critic import check_choice
 from rljax.types import Algo, Box, Env, EnvSpec, HostVectorEnv, OffPolicyAlgo
-
-BACKENDS = ("jax", "gymnasium", "envpool")
-RANGES = {  # of the numbers in a config; None is allowed where the config had it at first
-    "[1, inf)": (
-        *("num_seeds", "unroll_length", "noise_hold", "env.num_envs", "log_interval"),
-        *("eval_interval", "eval_episodes", "checkpoint_interval", "keep_checkpoints"),
-        *("algo.epochs", "algo.minibatches", "algo.value_iterations"),
-        *("algo.cg_iterations", "algo.max_backtracks"),
-    ),
-    "[1, 1e12]": ("total_steps",),  # checkpoints are named by 12 digits
-    "[0, inf)": (
-        *("num_devices", "num_workers", "optimizer.learning_rate", "algo.value_learning_rate"),
-        *("algo.entropy_coef", "algo.value_coef", "algo.kl_coef", "algo.damping"),
-    ),
-    "(0, inf)": (
-        *("optimizer.eps", "optimizer.max_grad_norm", "algo.clip", "algo.clip_high"),
-        *("algo.value_clip", "algo.target_kl", "algo.kl_stop_factor", "algo.max_kl"),
-    ),
-    "(1, inf)": ("algo.dual_clip",),
-    "[0, 1]": ("algo.discount", "algo.lambda_"),
-    "(0, 1)": ("algo.backtrack_ratio",),
-    "(-inf, inf)": ("net.log_std_init", "solved_return"),
-}
-
 
 MakeAlgo = Callable[[EnvSpec], Any]  # -> Algo or OffPolicyAlgo
 
@@ -77,7 +52,8 @@ def build(config: Config) -> Run:
             f"config.total_steps is {config.total_steps}: it must be below 2^31 updates of "
             f"{steps_per_update} steps"
         )
-    make_algo = partial(makers[config.algo.name], config, num_updates=num_updates)
+    gradients = num_updates * (gradient_steps(config) if "replay" in config else 1)
+    make_algo = partial(makers[config.algo.name], config, num_updates=gradients)
     settings: dict[str, Any] = dict(
         num_envs=config.env.num_envs,
         unroll_length=config.unroll_length,
@@ -222,79 +198,3 @@ def find_algos() -> dict[str, Callable[..., Algo]]:
     names = [module.name for module in pkgutil.iter_modules(rljax.algos.__path__)]
     modules = {name: importlib.import_module(f"rljax.algos.{name}") for name in names}
     return {name: module.make for name, module in modules.items() if hasattr(module, "make")}
-
-
-def check(config: Config) -> None:
-    """What can be said of a config without looking at the environment or the algorithm."""
-    expected = defaults.run("")
-    expected.algo = getattr(defaults, config.algo.name, lambda: config.algo)()
-    if config.algo.name in defaults.OFF_POLICY:
-        expected.replay = defaults.replay()
-    check_fields("config", config, expected)
-    for allowed, fields in RANGES.items():
-        for field in fields:
-            check_range(f"config.{field}", get(config, field), allowed)
-    check_choice("config.env.backend", config.env.backend, BACKENDS)
-    check_choice("config.env.actions", config.env.actions, ("clip", "scale", "none"))
-    if config.env.backend != "jax" and config.env.actions == "none":
-        raise ValueError(
-            f"config.env.actions is 'none': with config.env.backend {config.env.backend!r}, which "
-            "always clips, allowed are clip, scale"
-        )
-    if config.env.backend != "jax" and config.num_devices > 1:
-        raise ValueError(
-            f"config.num_devices is {config.num_devices}: with config.env.backend "
-            f"{config.env.backend!r} it must be 1"
-        )
-    for field in ("eval_interval", "checkpoint_interval"):
-        if config[field] % config.log_interval:
-            raise ValueError(
-                f"config.{field} is {config[field]}: it must be a multiple of config.log_interval, "
-                f"{config.log_interval}"
-            )
-    if not 0 <= config.seed < 2**32 - config.num_seeds:
-        raise ValueError(f"config.seed is {config.seed}: it must be in 0 ... 2^32 - 1 - num_seeds")
-    batch = config.env.num_envs * config.unroll_length
-    minibatches = config.algo.get("minibatches", 1)
-    if batch % minibatches:
-        raise ValueError(
-            f"a batch of {batch} (config.env.num_envs {config.env.num_envs} x config.unroll_length "
-            f"{config.unroll_length}) is not divisible by config.algo.minibatches {minibatches}"
-        )
-
-
-def check_fields(where: str, config: Config, expected: Config) -> None:
-    """Raises unless the fields have the names and types expected: a misspelt one does nothing."""
-    for name in sorted({*config, *expected}):
-        field = f"{where}.{name}"
-        if name not in config:
-            raise ValueError(f"{field} is missing")
-        if name not in expected:
-            raise ValueError(f"{field} is unknown; {where} has {', '.join(sorted(expected))}")
-        value, like = config[name], expected[name]
-        kind = (int, float) if isinstance(like, float) else type(like)
-        if like is not None and not isinstance(value, kind):
-            raise ValueError(f"{field} is {value!r}: it must be of type {type(like).__name__}")
-        if isinstance(like, ConfigDict):
-            check_fields(field, value, like)
-
-
-def check_range(field: str, value: Any, allowed: str) -> None:
-    """Raises unless `value` is None or a number in the interval, "[0, 1)" say; NaN is in none."""
-    low, high = (float(bound) for bound in allowed[1:-1].split(","))
-    if value is None:
-        return
-    inside = isinstance(value, int | float) and (
-        low < value < high
-        or (value == low and allowed[0] == "[")
-        or (value == high and allowed[-1] == "]")
-    )
-    if not inside:
-        raise ValueError(f"{field} is {value!r}: it must be in {allowed}")
-
-
-def get(config: Config, field: str) -> Any:
-    """The value of "algo.clip", say; None if there is no such field."""
-    for name in field.split("."):
-        config = config.get(name) if config else None
-    return config

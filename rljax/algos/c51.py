@@ -23,12 +23,11 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> OffPolicyAlgo:
     Args:
       config: the run's; reads `algo`, `net`, `optimizer`.
       spec: the environment's.
-      num_updates: length of the run; not needed.
+      num_updates: gradient steps of the run, for annealing.
 
     Raises:
       ValueError: for real actions, atoms without a range, or a setting that is not allowed.
     """
-    del num_updates
     algo = config.algo
     if algo.num_atoms < 2 or not algo.value_min < algo.value_max:
         raise ValueError(
@@ -54,4 +53,4 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> OffPolicyAlgo:
         )
         return c51_loss(net.apply(params, batch.observation), batch.action, targets)
 
-    return make_q_learner(config, net, q_values, loss_fn)
+    return make_q_learner(config, num_updates, net, q_values, loss_fn)

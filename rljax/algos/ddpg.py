@@ -8,7 +8,7 @@ from typing import Any
 
 from rljax.algos.actor_critic import make_optimizer
 from rljax.algos.deterministic import make_exploration, make_policy
-from rljax.algos.learner import Learner, descend, follow, init_learner
+from rljax.algos.learner import Learner, descend, follow, init_learner, make_rate
 from rljax.losses.ddpg import ddpg_actor_loss, ddpg_critic_loss, ddpg_targets
 from rljax.nets.q import make_critic
 from rljax.types import Array, EnvSpec, Key, NStepBatch, OffPolicyAlgo
@@ -24,22 +24,23 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> OffPolicyAlgo:
     Args:
       config: the run's; reads `algo`, `net`, `optimizer`.
       spec: the environment's.
-      num_updates: length of the run; not needed.
+      num_updates: gradient steps of the run, for annealing.
 
     Raises:
       ValueError: for discrete actions or infinite bounds, or a setting that is not allowed.
     """
-    del num_updates
-    algo, rate = config.algo, config.optimizer.learning_rate
+    algo = config.algo
     policy, critic = make_policy(config, spec), make_critic(config.net, spec)
     optimizer = make_optimizer(config.optimizer)
+    rate_at = make_rate(config.optimizer, num_updates)
 
     def init(key: Key) -> Learner:
         inits = {"actor": policy.init, "critic": critic.init}
         return init_learner(key, inits, optimizer, targets=("actor", "critic"))
 
     def update(key: Key, state: Learner, batch: NStepBatch, step: Array):
-        del key, step  # nothing is random
+        del key  # nothing is random
+        rate = rate_at(step)
         next_actions = policy.apply(state.targets["actor"], batch.next_observation)
         next_q = critic.apply(state.targets["critic"], batch.next_observation, next_actions)
         targets = ddpg_targets(batch.reward, batch.terminated, next_q, discount=batch.discount)

@@ -26,12 +26,11 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> OffPolicyAlgo:
     Args:
       config: the run's; reads `algo`, `net`, `optimizer`.
       spec: the environment's.
-      num_updates: length of the run; not needed.
+      num_updates: gradient steps of the run, for annealing.
 
     Raises:
       ValueError: for real actions, or a setting that is not allowed.
     """
-    del num_updates
     algo = config.algo
     net = make_q_net(config.net, spec, dueling=algo.dueling)
 
@@ -47,4 +46,4 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> OffPolicyAlgo:
         q = q_values(net.apply(params, batch.observation))
         return dqn_loss(q, batch.action, targets, huber_delta=algo.huber_delta)
 
-    return make_q_learner(config, net, q_values, loss_fn)
+    return make_q_learner(config, num_updates, net, q_values, loss_fn)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from rljax.algos.actor_critic import annealed
 from rljax.ops.tree import polyak_update
 from rljax.types import Array, Key, Metrics, Params, PyTree
 
@@ -34,12 +35,22 @@ def init_learner(
     )
 
 
+def make_rate(config: Any, num_updates: int) -> Callable[[Array], Array]:
+    """`config.optimizer`'s learning rate by the number of gradient steps done."""
+
+    def rate_at(step: Array) -> Array:
+        rate = config.learning_rate
+        return annealed(rate, step, anneal=config.anneal, num_updates=num_updates)
+
+    return rate_at
+
+
 def descend(
     learner: Learner,
     name: str,
     loss_fn: Callable[[Params], tuple[Array, Any]],
     optimizer: optax.GradientTransformation,
-    rate: float,
+    rate: Array,
 ) -> tuple[Learner, Any, Metrics]:
     """One gradient step of the parameters `name`.
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from rljax.algos.actor_critic import make_optimizer
-from rljax.algos.learner import Learner, descend, follow, init_learner
+from rljax.algos.learner import Learner, descend, follow, init_learner, make_rate
 from rljax.ops.noise import epsilon_greedy, linear_decay
 from rljax.types import Array, Key, Metrics, Net, NStepBatch, OffPolicyAlgo, Params
 
@@ -15,18 +15,20 @@ LossFn = Callable[[Params, Learner, NStepBatch], tuple[Array, Metrics]]
 
 
 def make_q_learner(
-    config: Any, net: Net, q_values: Callable[[Array], Array], loss_fn: LossFn
+    config: Any, num_updates: int, net: Net, q_values: Callable[[Array], Array], loss_fn: LossFn
 ) -> OffPolicyAlgo:
     """Epsilon-greedy acting around a loss of the parameters `q`.
 
     Args:
       config: the run's; reads `algo` and `optimizer`.
+      num_updates: gradient steps of the run, for annealing.
       net: observations to what `loss_fn` learns.
       q_values: of what `net` gives, [..., A].
       loss_fn: params, learner, batch -> (loss, metrics).
     """
-    algo, rate = config.algo, config.optimizer.learning_rate
+    algo = config.algo
     optimizer = make_optimizer(config.optimizer)
+    rate_at = make_rate(config.optimizer, num_updates)
 
     def init(key: Key) -> Learner:
         return init_learner(key, {"q": net.init}, optimizer, targets=("q",))
@@ -48,7 +50,7 @@ def make_q_learner(
     def update(key: Key, state: Learner, batch: NStepBatch, step: Array):
         del key  # nothing is random
         state, metrics, norm = descend(
-            state, "q", lambda params: loss_fn(params, state, batch), optimizer, rate
+            state, "q", lambda params: loss_fn(params, state, batch), optimizer, rate_at(step)
         )
         due = (step + 1) % algo.target_period == 0
         state = jax.lax.cond(due, lambda s: follow(s, rate=algo.target_rate), lambda s: s, state)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rljax.algos.actor_critic import make_optimizer
-from rljax.algos.learner import Learner, descend, follow, init_learner
+from rljax.algos.learner import Learner, descend, follow, init_learner, make_rate
 from rljax.losses import discrete_sac
 from rljax.losses.sac import (
     sac_actor_loss,
@@ -63,16 +63,16 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> OffPolicyAlgo:
     Args:
       config: the run's; reads `algo`, `net`, `optimizer`.
       spec: the environment's.
-      num_updates: length of the run; not needed.
+      num_updates: gradient steps of the run, for annealing.
 
     Raises:
       ValueError: for a setting that is not allowed, or real actions without finite bounds.
     """
-    del num_updates
-    algo, rate = config.algo, config.optimizer.learning_rate
+    algo = config.algo
     discrete = isinstance(spec.action_space, Discrete)
     parts = (discrete_actions if discrete else real_actions)(config, spec)
     optimizer = make_optimizer(config.optimizer)
+    rate_at = make_rate(config.optimizer, num_updates)
     learned = algo.temperature is None
     target_entropy = (
         parts.target_entropy if algo.target_entropy is None else float(algo.target_entropy)
@@ -98,7 +98,7 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> OffPolicyAlgo:
         return parts.mode(parts.actor.apply(state.params["actor"], observations))
 
     def update(key: Key, state: Learner, batch: NStepBatch, step: Array):
-        del step
+        rate = rate_at(step)
         next_key, actor_key = jax.random.split(key)
         temperature = jnp.exp(state.params["temperature"]["log"])
         targets = parts.targets(next_key, state, batch, temperature)

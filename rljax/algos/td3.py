@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from rljax.algos.actor_critic import make_optimizer
 from rljax.algos.deterministic import make_exploration, make_policy
-from rljax.algos.learner import Learner, descend, follow, init_learner
+from rljax.algos.learner import Learner, descend, follow, init_learner, make_rate
 from rljax.losses.ddpg import ddpg_actor_loss
 from rljax.losses.td3 import td3_critic_loss, td3_targets
 from rljax.nets.q import action_bounds, make_critic, twin
@@ -31,17 +31,17 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> OffPolicyAlgo:
     Args:
       config: the run's; reads `algo`, `net`, `optimizer`.
       spec: the environment's.
-      num_updates: length of the run; not needed.
+      num_updates: gradient steps of the run, for annealing.
 
     Raises:
       ValueError: for discrete actions or infinite bounds, or a setting that is not allowed.
     """
-    del num_updates
-    algo, rate = config.algo, config.optimizer.learning_rate
+    algo = config.algo
     low, high = action_bounds(spec)
     policy, critic = make_policy(config, spec), make_critic(config.net, spec)
     critics = twin(critic)
     optimizer = make_optimizer(config.optimizer)
+    rate_at = make_rate(config.optimizer, num_updates)
 
     def init(key: Key) -> Learner:
         inits = {"actor": policy.init, "critic": critics.init}
@@ -53,7 +53,7 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> OffPolicyAlgo:
         std, clip = algo.target_noise, algo.target_noise_clip
         return noisy_actions(noise, actions, std=std, clip=clip, low=low, high=high)
 
-    def learn_actor(state: Learner, batch: NStepBatch) -> tuple[Learner, Metrics]:
+    def learn_actor(state: Learner, batch: NStepBatch, rate: Array) -> tuple[Learner, Metrics]:
         def actor_loss(params: Any):
             actions = policy.apply(params, batch.observation)
             q = critic.apply(state.params["critic"]["q1"], batch.observation, actions)
@@ -64,6 +64,7 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> OffPolicyAlgo:
         return follow(state, rate=algo.target_rate), scaled
 
     def update(key: Key, state: Learner, batch: NStepBatch, step: Array):
+        rate = rate_at(step)
         actions = policy.apply(state.targets["actor"], batch.next_observation)
         q1, q2 = critics.apply(
             state.targets["critic"], batch.next_observation, smoothed(key, actions)
@@ -75,13 +76,13 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> OffPolicyAlgo:
             return td3_critic_loss(q1, q2, targets)
 
         state, metrics, norm = descend(state, "critic", critic_loss, optimizer, rate)
-        _, shapes = jax.eval_shape(learn_actor, state, batch)
+        _, shapes = jax.eval_shape(learn_actor, state, batch, rate)
         nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         state, actor_metrics = jax.lax.cond(
             (step + 1) % algo.policy_delay == 0,
             learn_actor,
-            lambda state, _: (state, nothing),
-            *(state, batch),
+            lambda state, *_: (state, nothing),
+            *(state, batch, rate),
         )
         return state, {**metrics, **norm, **actor_metrics}
 

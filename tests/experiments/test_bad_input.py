@@ -92,7 +92,7 @@ def test_numbers_that_make_no_sense(name, field, values, tmp_path):
 
 def test_every_number_of_every_config_has_a_range():
     """A new field is not forgotten: all fields that hold numbers are in one of the ranges."""
-    from experiments.build import RANGES
+    from experiments.check import RANGES
     from experiments.cli import load_config
 
     known = {field for fields in RANGES.values() for field in fields} | {"seed"}
