@@ -36,7 +36,11 @@ RANGES = {  # of the numbers in a config; None is allowed where the config had i
         *("algo.epsilon_start", "algo.epsilon_end"),
     ),
     "(0, 1)": ("algo.backtrack_ratio",),
-    "(-inf, inf)": ("net.log_std_init", "solved_return", "algo.target_entropy"),
+    "[2, inf)": ("algo.num_atoms",),
+    "(-inf, inf)": (
+        *("net.log_std_init", "solved_return"),
+        *("algo.target_entropy", "algo.value_min", "algo.value_max"),
+    ),
 }
 
 

@@ -116,7 +116,11 @@ def test_every_number_of_every_config_has_a_range():
 @pytest.mark.parametrize(
     ("name", "overrides", "needed"),
     [
-        (PPO, ["algo.name=sarsa"], "config.algo.name is 'sarsa': allowed are a2c, ppo, trpo, vpg"),
+        (
+            PPO,
+            ["algo.name=sarsa"],
+            "config.algo.name is 'sarsa': allowed are a2c, c51, ddpg, dqn, ppo, sac",
+        ),
         (PPO, ["algo.name=actor_critic"], "config.algo.name is 'actor_critic'"),
         (PPO, ["algo.name=trpo"], "config.algo.backtrack_ratio is missing"),
         (PPO, ["algo.name=a2c"], "config.algo.clip is unknown"),
