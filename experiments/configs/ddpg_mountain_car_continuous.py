@@ -13,5 +13,7 @@ def get_config(variant: str = "") -> Config:
     config.algo.noise = "ou"
     config.algo.noise_scale = 0.5
     config.replay.capacity = 300_000
+    config.unroll_length = 4
+    config.replay.updates_per_step = 0.25
     config.total_steps = 300_000
     return defaults.quick_off_policy(config) if defaults.check_variant(variant) else config
