@@ -14,6 +14,7 @@ import rljax.algos
 from experiments.check import check
 from experiments.configs.defaults import Config
 from rljax import envs
+from rljax.data.memory import check_memory
 from rljax.data.replay import Replay, make_replay
 from rljax.data.windows import n_step
 from rljax.envs import host_transforms, transforms
@@ -30,6 +31,7 @@ class Run(NamedTuple):
     loop: Loop
     algo: Algo | OffPolicyAlgo
     num_updates: int
+    replay_bytes: int  # of all seeds
 
 
 def build(config: Config) -> Run:
@@ -63,7 +65,8 @@ def build(config: Config) -> Run:
         num_seeds=config.num_seeds,
     )
     build_loop = build_off_policy if "replay" in config else build_on_policy
-    return Run(*build_loop(config, make_algo, settings), num_updates)
+    loop, algo, replay_bytes = build_loop(config, make_algo, settings)
+    return Run(loop, algo, num_updates, replay_bytes)
 
 
 def build_on_policy(config: Config, make_algo: MakeAlgo, settings: dict[str, Any]):
@@ -76,7 +79,7 @@ def build_on_policy(config: Config, make_algo: MakeAlgo, settings: dict[str, Any
             )
         algo = make_algo(env.spec)
         offer_cpu_devices(config.num_devices)
-        return on_policy.jax_loop(env, algo, num_devices=config.num_devices, **settings), algo
+        return on_policy.jax_loop(env, algo, num_devices=config.num_devices, **settings), algo, 0
 
     make_env = make_host_env(config)
     if config.env.normalize_rewards:
@@ -86,7 +89,7 @@ def build_on_policy(config: Config, make_algo: MakeAlgo, settings: dict[str, Any
             num_groups=config.num_seeds,
         )
     algo = make_algo(spec_of(make_env))
-    return on_policy_host.host_loop(make_env, algo, **settings), algo
+    return on_policy_host.host_loop(make_env, algo, **settings), algo, 0
 
 
 def build_off_policy(config: Config, make_algo: MakeAlgo, settings: dict[str, Any]):
@@ -105,6 +108,8 @@ def build_off_policy(config: Config, make_algo: MakeAlgo, settings: dict[str, An
             num_envs=config.env.num_envs,
             window=n_step(config.algo.n_step, discount=config.algo.discount),
         )
+        needed = config.num_seeds * replay.num_bytes
+        check_memory(f"config.replay.capacity is {config.replay.capacity}: it", needed)
         return make_algo(spec), replay
 
     if config.env.backend == "jax":
@@ -112,10 +117,11 @@ def build_off_policy(config: Config, make_algo: MakeAlgo, settings: dict[str, An
         algo, replay = make_parts(env.spec)
         offer_cpu_devices(config.num_devices)
         loop = off_policy.jax_loop(env, algo, replay, num_devices=config.num_devices, **settings)
-        return loop, algo
-    make_env = make_host_env(config)
-    algo, replay = make_parts(spec_of(make_env))
-    return off_policy_host.host_loop(make_env, algo, replay, **settings), algo
+    else:
+        make_env = make_host_env(config)
+        algo, replay = make_parts(spec_of(make_env))
+        loop = off_policy_host.host_loop(make_env, algo, replay, **settings)
+    return loop, algo, config.num_seeds * replay.num_bytes
 
 
 def warmup_steps(config: Config) -> int:

@@ -78,10 +78,20 @@ def train(config: Config, run: Run, workdir: Path, argv: Sequence[str], signals:
             title=f"{config.algo.name} {config.env.name}",
         ) as progress,
     ):
+        if run.replay_bytes:
+            progress.log(
+                f"replay: {config.replay.capacity:,} transitions of each of {config.num_seeds} "
+                f"seed(s), {run.replay_bytes / 1e6:,.1f} MB"
+            )
         if saved:
             progress.log(f"resuming at step {steps(update)} of {workdir}")
             if config.env.backend == "envpool":
                 progress.log("EnvPool's environments cannot be saved: fresh episodes from here on")
+            if run.replay_bytes and not config.replay.checkpoint:
+                progress.log(
+                    f"config.replay.checkpoint is False: {loop.first_step} random "
+                    "steps fill a new one, which the steps shown do not count"
+                )
         state = loop.load(saved[0]) if saved else loop.init()
         del saved
         started, first = time.perf_counter(), update
