@@ -66,7 +66,7 @@ def descend(
         params={**learner.params, name: new},
         opt_state={**learner.opt_state, name: opt_state},
     )
-    return learner, aux, {f"grad/{name}_norm": optax.global_norm(grads)}
+    return learner, aux, {f"grad/{name}_norm": optax.tree.norm(grads)}
 
 
 def follow(learner: Learner, *, rate: float) -> Learner:

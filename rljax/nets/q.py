@@ -80,7 +80,10 @@ def make_critic(config: Any, spec: EnvSpec) -> Net:
 
     def apply(params: Params, observations: Array, actions: Array) -> Array:
         batch = actions.shape[:-1]
-        unit = (2 * actions - (high + low).reshape((1,) * len(batch) + low.shape)) / (high - low)
+        middle, half_width = (
+            jnp.broadcast_to(x, actions.shape) for x in ((high + low) / 2, (high - low) / 2)
+        )
+        unit = (actions - middle) / half_width
         rows = jnp.reshape(observations, (*batch, features)).astype(jnp.float32)
         return net.apply(params, jnp.concatenate([rows, unit], axis=-1))
 
