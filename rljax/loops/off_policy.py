@@ -105,12 +105,12 @@ def jax_loop(
         return warm_up(warmup_key, state)
 
     def refill_one(state: RunState) -> RunState:
-        key, _, _ = update_keys(state.key, state.step)
-        return warm_up(jax.random.fold_in(key, 1), state)
+        _, _, key = act_keys(state.key, state.step)
+        return warm_up(key, state._replace(memory=algo.begin(num_envs)))
 
     def update_one(state: RunState, step: Array) -> tuple[RunState, Metrics]:
-        act_key, update_key, _ = update_keys(state.key, step)
-        env_key, _ = jax.random.split(act_key)
+        _, update_key, _ = update_keys(state.key, step)
+        env_key, _, _ = act_keys(state.key, step)
 
         def act(carry: tuple, randomness: tuple) -> tuple:
             env_state, observation, memory = carry
@@ -172,10 +172,16 @@ def jax_loop(
     )
 
 
+def act_keys(key: Key, number: Array) -> tuple[Key, Key, Key]:
+    """For the environments of update `number`, for draw `number` of noise, for a warm-up then."""
+    act_key, _, _ = update_keys(key, number)
+    env_key, noise_key, warmup_key = jax.random.split(act_key, 3)
+    return env_key, noise_key, warmup_key
+
+
 def noise_at(algo: OffPolicyAlgo, key: Key, number: Array, *, num_envs: int) -> PyTree:
     """What is random in acting, by the run's key and the number of the draw."""
-    act_key, _, _ = update_keys(key, number)
-    _, noise_key = jax.random.split(act_key)
+    _, noise_key, _ = act_keys(key, number)
     return algo.draw(noise_key, (num_envs,))
 
 

@@ -18,7 +18,14 @@ import numpy as np
 from rljax.data.replay import Replay, cut_episodes
 from rljax.loops.host import TRAIN, host_seeds, join_seeds, make_evaluate, split_seeds
 from rljax.loops.loop import Loop, RunState, check_updates, first_keys, seed_keys, update_keys
-from rljax.loops.off_policy import begin_again, experience, learn, noise_at, random_actions
+from rljax.loops.off_policy import (
+    act_keys,
+    begin_again,
+    experience,
+    learn,
+    noise_at,
+    random_actions,
+)
 from rljax.types import (
     Array,
     Experience,
@@ -67,8 +74,8 @@ def host_loop(
         return algo.init(algo_key), run_key, replay.init(), algo.begin(num_envs)
 
     def random_one(key: Key, step: Array) -> Array:
-        key, _, _ = update_keys(key, step)
-        return random_actions(jax.random.fold_in(key, 1), env.spec, (warmup_length, num_envs))
+        _, _, warmup_key = act_keys(key, step)
+        return random_actions(warmup_key, env.spec, (warmup_length, num_envs))
 
     def act_one(algo_state: PyTree, memory: PyTree, observation: Array, key: Key, step: Array):
         """`step` counts the steps of each environment."""
@@ -140,7 +147,8 @@ def host_loop(
                 algo_state, metrics = learn_jit(state.algo, state.replay, state.key, np.int32(step))
             transition = env.step(action)
             if jax.tree.leaves(memory):
-                memory = begin_jit(memory, split(transition.terminated | transition.truncated))
+                done = transition.terminated | transition.truncated
+                memory = begin_jit(memory, split(done | ~np.asarray(transition.mask)))
             steps.append(experience(observation, action, transition))
             masks.append(transition.mask)
             sums += episode_sums_of(transition)
@@ -177,9 +185,13 @@ def host_loop(
     def load(saved: RunState) -> RunState:
         observation = env.restore(saved.env)  # as saved, unless fresh episodes are all there is
         state = saved._replace(env=(), observation=observation)
-        if not save_replay:
-            return warm_up(state._replace(replay=init_jit(make_keys())[2]))
-        return state if env.exact else state._replace(replay=cut_jit(state.replay))
+        if save_replay and env.exact:
+            return state
+        _, _, empty, memory = init_jit(make_keys())
+        state = state._replace(memory=memory)
+        if save_replay:
+            return state._replace(replay=cut_jit(state.replay))
+        return warm_up(state._replace(replay=empty))
 
     def template() -> RunState:
         state = RunState(algo_shapes, (), first_observation(), run_keys, step_shape)
