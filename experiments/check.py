@@ -66,11 +66,8 @@ def check(config: Config) -> None:
             "config.normalize_observations and config.env.normalize_rewards must be False for "
             f"{config.algo.name}: what its replay holds would mean something else every step"
         )
-    if "replay" in config and config.replay.batch_size > config.replay.capacity:
-        raise ValueError(
-            f"config.replay.capacity is {config.replay.capacity}: it must be at least "
-            f"config.replay.batch_size, {config.replay.batch_size}"
-        )
+    if "replay" in config:
+        check_capacity(config)
     if config.env.backend != "jax" and config.num_devices > 1:
         raise ValueError(
             f"config.num_devices is {config.num_devices}: with config.env.backend "
@@ -91,6 +88,20 @@ def check(config: Config) -> None:
             f"a batch of {batch} (config.env.num_envs {config.env.num_envs} x config.unroll_length "
             f"{config.unroll_length}) is not divisible by config.algo.minibatches {minibatches}"
         )
+
+
+def check_capacity(config: Config) -> None:
+    """Raises unless the replay holds a batch, the warm-up, and the steps of one update."""
+    capacity, at_once = config.replay.capacity, config.env.num_envs * config.unroll_length
+    for name, size in {
+        "config.replay.batch_size": config.replay.batch_size,
+        "config.replay.warmup_steps": config.replay.warmup_steps,
+        "config.env.num_envs x config.unroll_length": at_once,
+    }.items():
+        if size > capacity:
+            raise ValueError(
+                f"config.replay.capacity is {capacity}: it must be at least {name}, {size}"
+            )
 
 
 def check_fields(where: str, config: Config, expected: Config) -> None:
