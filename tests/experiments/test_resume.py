@@ -37,7 +37,10 @@ SIZES = {  # environments x steps per update, and what is set besides
     "trpo_cartpole": (4, 32, "algo.value_iterations=4"),
     "ppo_cartpole": (4, 32, "algo.target_kl=0.02"),
     "ppo_halfcheetah": (2, 32, "eval_episodes=1", "eval_interval=10", "env.normalize_rewards=True"),
+    "dqn_cartpole": (4, 4, "log_interval=1"),
+    "td3_hopper": (2, 4, "log_interval=1", "eval_episodes=1", "eval_interval=10"),
 }
+WARMUP = {"dqn_cartpole": 40, "td3_hopper": 40}  # steps before the first update
 NAMES = tuple(SIZES)
 
 
@@ -60,13 +63,14 @@ def command(name: str, workdir: Path) -> list[str]:
     return quick(
         *(name, workdir),
         *(f"env.num_envs={num_envs}", f"unroll_length={length}"),
-        *(f"total_steps={UPDATES * num_envs * length}", "eval_interval=4", "checkpoint_interval=1"),
+        *(f"total_steps={steps_after(name, UPDATES)}", "eval_interval=4", "checkpoint_interval=1"),
         *others,
     )
 
 
-def steps_per_update(name: str) -> int:
-    return SIZES[name][0] * SIZES[name][1]
+def steps_after(name: str, updates: int) -> int:
+    num_envs, length, *_ = SIZES[name]
+    return WARMUP.get(name, 0) + updates * num_envs * length
 
 
 def kill(process, when: Callable[[], bool], delay: float = 0.0) -> None:
@@ -87,7 +91,7 @@ def run_chain(name: str, folder: Path) -> Chain:
         return start(command(name, workdir), cache=cache)
 
     def reached(update: int) -> bool:
-        return checkpoint_steps(workdir)[-1:] >= [update * steps_per_update(name)]
+        return checkpoint_steps(workdir)[-1:] >= [steps_after(name, update)]
 
     chance = random.Random(name)  # other moments for each algorithm
     early, late = sorted(chance.sample(range(2, UPDATES - 3), 2))
@@ -110,7 +114,7 @@ def chains(tmp_path_factory):
 def test_killed_runs_end_as_if_never_killed(name, chains):
     chain = chains[name].result()
     assert chain.last.code == 0, chain.last
-    assert chain.last.out[0].startswith("resuming at step ")
+    assert chain.last.out[name in WARMUP].startswith("resuming at step ")  # after the replay's size
     assert chain.last.out[-1] == chain.reference.out[-1]
     assert chain.last.out[-1].startswith("final eval/return_mean=")
     assert len(read_table(chain.folder / "reference")) == 1 + UPDATES
@@ -126,7 +130,7 @@ def test_stopped_runs_save_and_say_how_to_go_on(name, chains, tmp_path):
 
         def reached(update=update) -> bool:
             steps = checkpoint_steps(tmp_path / "a run")
-            return steps[-1:] >= [update * steps_per_update(name)]
+            return steps[-1:] >= [steps_after(name, update)]
 
         wait_for(reached, process)
         process.send_signal(number)
@@ -135,7 +139,7 @@ def test_stopped_runs_save_and_say_how_to_go_on(name, chains, tmp_path):
         what, _, how = result.out[-1].partition("; to continue: ")
         newest = checkpoint_steps(tmp_path / "a run")[-1]
         assert what == f"stopped at step {newest}, saved"
-        assert newest < UPDATES * steps_per_update(name)
+        assert newest < steps_after(name, UPDATES)
         program = "python -m experiments.run "
         assert how.startswith(program)
         argv = shlex.split(how.removeprefix(program))
@@ -167,15 +171,17 @@ def flip_a_byte(checkpoint: Path) -> None:
 
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(chains, tmp_path):
     chain = chains["ppo_cartpole"].result()
-    workdir, size = tmp_path / "w", steps_per_update("ppo_cartpole")
+    workdir = tmp_path / "w"
     shutil.copytree(chain.folder / "reference", workdir)
-    newest = workdir / "checkpoints" / f"{UPDATES * size:012d}"
+    newest = workdir / "checkpoints" / f"{steps_after('ppo_cartpole', UPDATES):012d}"
     flip_a_byte(newest)
     result = finish(start(chain.argv(workdir), cache=chain.cache))
     assert result.code == 0, result
     (line,) = [line for line in result.err if line.startswith("warning: ")]
     assert line.startswith(f"warning: checkpoint {newest} is not used: ")
     assert "SHA-256 differs" in line
-    assert result.out[0] == f"resuming at step {(UPDATES - 1) * size} of {workdir}"
+    assert result.out[0] == (
+        f"resuming at step {steps_after('ppo_cartpole', UPDATES - 1)} of {workdir}"
+    )
     assert result.out[-1] == chain.reference.out[-1]
     assert_same_run(workdir, chain.folder / "reference")

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 import struct
 
 import gymnasium
@@ -42,15 +43,21 @@ def read_rows(workdir) -> list[dict[str, str]]:
 
 # One of each algorithm and kind of environment and action; of the others, which are put together
 # from the same parts, the programs are traced and not compiled.
-RUN = ("a2c_line_world", "vpg_cartpole", "ppo_cartpole", "trpo_pendulum", "ppo_swimmer")
+RUN = (
+    *("a2c_line_world", "vpg_cartpole", "ppo_cartpole", "trpo_pendulum", "ppo_swimmer"),
+    *("dqn_cartpole", "sac_pendulum", "td3_hopper"),
+)
+ON_POLICY = {"loss/policy", "loss/value", "policy/entropy", "value/explained_variance"}
+OFF_POLICY = {"loss/critic"}
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in RUN])
 def test_every_quick_variant_makes_a_run(name, tmp_path):
     config, _ = parse(["run", *quick(name, tmp_path)])
     run = build(config)
-    assert run.num_updates == 4
-    assert {"loss/policy", "loss/value", "policy/entropy"} <= {*run.loop.metric_names}
+    off_policy = "replay" in config
+    assert run.num_updates == (20 if off_policy else 4)
+    assert (OFF_POLICY if off_policy else ON_POLICY) <= {*run.loop.metric_names}
     assert run.loop.template.key.dtype == jax.random.key(0).dtype
 
 
@@ -66,14 +73,15 @@ def test_a_quick_variant_runs_from_command_to_curve(name, finished, tmp_path):
     config = json.loads((workdir / "config.json").read_text())
     assert config["algo"]["name"] == name.split("_")[0]
     steps_per_update = config["env"]["num_envs"] * config["unroll_length"]
-    num_updates = -(-config["total_steps"] // steps_per_update)
+    first_step = config.get("replay", {}).get("warmup_steps", 0)  # of one environment: no rounding
+    num_updates = -(-(config["total_steps"] - first_step) // steps_per_update)
 
     rows = read_rows(workdir)
     assert next(iter(rows[0])) == "step"
-    for column in ("loss/policy", "loss/value", "policy/entropy", "value/explained_variance"):
+    for column in OFF_POLICY if first_step else ON_POLICY:
         assert all(np.isfinite(float(row[column])) for row in rows)
-    updates = [int(row["step"]) // steps_per_update for row in rows]
-    assert updates == [1, 2, 3, 4]
+    updates = [(int(row["step"]) - first_step) // steps_per_update for row in rows]
+    assert updates == ([5, 10, 15, 20] if first_step else [1, 2, 3, 4])
     for row, update in zip(rows, updates):
         evaluated = update % config["eval_interval"] == 0 or update == num_updates
         assert (row["eval/return_mean"] != "") == evaluated
@@ -89,7 +97,9 @@ def test_a_quick_variant_runs_from_command_to_curve(name, finished, tmp_path):
     assert signature == b"\x89PNG\r\n\x1a\n"
     assert min(width, height) >= 400
     assert list((workdir / "tensorboard").glob("events.out.tfevents.*"))
-    assert checkpoint_steps(workdir)[-1] == num_updates * steps_per_update
+    assert checkpoint_steps(workdir)[-1] == first_step + num_updates * steps_per_update
+    if first_step:  # its size is said before anything else
+        assert result.out[0].startswith("replay: 1,000 transitions of each of 1 seed(s), ")
 
 
 def test_seeds_run_side_by_side_each_as_if_alone(finished, tmp_path):
@@ -153,6 +163,49 @@ class Faulty(CartPoleEnv):
         if self.np_random.random() < 0.01:
             raise ValueError("an array of the environment's own has a wrong shape")
         return super().step(action)
+
+
+class BadlyPaid(CartPoleEnv):
+    """Its rewards are no numbers, once in a while."""
+
+    def step(self, action):
+        observation, reward, *others = super().step(action)
+        return observation, np.nan if self.np_random.random() < 0.1 else reward, *others
+
+
+def test_rewards_that_are_not_finite_end_a_run_in_one_line(tmp_path):
+    """What is learned from them is found in the first chunk of five updates after 40 steps."""
+    gymnasium.register("BadlyPaid-v0", BadlyPaid, max_episode_steps=500)
+    try:
+        result = run_here(
+            quick(
+                *("dqn_cartpole", tmp_path / "run", "eval_episodes=1"),
+                *("env.name=BadlyPaid-v0", "env.backend=gymnasium"),
+            )
+        )
+    finally:
+        del gymnasium.registry["BadlyPaid-v0"]
+    assert (result.code, len(result.err)) == (1, 1), result
+    assert re.match(r"error: \S+ is nan at step 4[1-5] \(update [0-4], ", result.err[0])
+    assert result.err[0].endswith("last good: no checkpoint")
+    assert checkpoint_steps(tmp_path / "run") == []
+
+
+def test_a_replay_that_was_not_saved_is_filled_again(tmp_path):
+    """As after a stop at update 10: the newest checkpoint is gone."""
+    argv = quick("dqn_cartpole", tmp_path, "replay.checkpoint=False", "total_steps=60")
+    first = run_here(argv)
+    assert (first.code, first.err) == (0, [])
+    arrays, _ = read_checkpoint(tmp_path, 50)
+    assert not any("replay" in path for path in arrays)
+    shutil.rmtree(tmp_path / "checkpoints" / f"{60:012d}")
+    again = run_here(argv)
+    assert (again.code, again.err) == (0, [])
+    assert f"resuming at step 50 of {tmp_path}" in again.out
+    (line,) = [line for line in again.out if "config.replay.checkpoint is False" in line]
+    assert "40 random steps fill a new one" in line
+    assert not any("config.replay.checkpoint" in line for line in first.out)
+    assert [row["step"] for row in read_rows(tmp_path)] == ["45", "50", "55", "60"]
 
 
 def test_a_fault_while_running_is_no_wrong_argument(tmp_path):
