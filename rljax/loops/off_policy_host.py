@@ -36,6 +36,8 @@ from rljax.types import (
     Transition,
 )
 
+NOISES = 64
+
 
 def host_loop(
     make_env: Callable[[int], HostVectorEnv],
@@ -77,10 +79,10 @@ def host_loop(
         _, _, warmup_key = act_keys(key, step)
         return random_actions(warmup_key, env.spec, (warmup_length, num_envs))
 
-    def act_one(algo_state: PyTree, memory: PyTree, observation: Array, key: Key, step: Array):
-        """`step` counts the steps of each environment."""
-        noise = noise_at(algo, key, step // noise_hold, num_envs=num_envs)
-        return algo.act(noise, memory, algo_state, observation, first_step + step * num_envs)
+    def noise_one(key: Key, first: Array) -> PyTree:
+        """NOISES draws in one call: they are cheap in bulk."""
+        numbers = first + jnp.arange(NOISES)
+        return jax.vmap(lambda number: noise_at(algo, key, number, num_envs=num_envs))(numbers)
 
     def learn_one(algo_state: PyTree, stored: PyTree, key: Key, step: Array):
         _, update_key, _ = update_keys(key, step)
@@ -96,8 +98,11 @@ def host_loop(
 
     init_jit = jax.jit(vmap(init_one, (0,)))
     random_jit = jax.jit(vmap(random_one, (0, None)))
-    act_jit = jax.jit(vmap(act_one, (0, 0, 0, 0, None)))
-    learn_jit = jax.jit(vmap(learn_one, (0, 0, 0, None)))
+    noise_jit = jax.jit(vmap(noise_one, (0, None)))
+    act_jit = jax.jit(vmap(algo.act, (0, 0, 0, 0, None)))
+    # Later steps of the same update still act with the parameters of before.
+    donated = (0,) if unroll_length == 1 else ()
+    learn_jit = jax.jit(vmap(learn_one, (0, 0, 0, None)), donate_argnums=donated)
     add_jit = jax.jit(vmap(replay.add, (0, 1, 1)), donate_argnums=0)
     begin_jit = jax.jit(vmap(partial(begin_again, algo.begin(num_envs)), (0, 0)))
     greedy_jit = jax.jit(vmap(algo.act_greedy, (0, 0)))
@@ -135,16 +140,35 @@ def host_loop(
         state = RunState(algo_state, (), first_observation(), run_keys, jnp.int32(0))
         return warm_up(state._replace(replay=stored, memory=memory))
 
-    def advance_one(state: RunState, step: int) -> tuple[RunState, dict[str, Any]]:
+    def make_noise(key: Key) -> Callable[[int], PyTree]:
+        """By the number of the draw, which must not fall."""
+        drawn: dict[int, PyTree] = {}
+
+        def noise(number: int) -> PyTree:
+            first = number - number % NOISES
+            if first not in drawn:
+                drawn.clear()
+                drawn[first] = jax.tree.map(np.asarray, noise_jit(key, np.int32(first)))
+            t = number - first
+            return jax.tree.map(lambda x: x[:, t] if num_seeds > 1 else x[t], drawn[first])
+
+        return noise
+
+    def advance_one(
+        state: RunState, step: int, noise: Callable[[int], PyTree]
+    ) -> tuple[RunState, dict[str, Any]]:
         steps, masks, sums = [], [], np.zeros((3, env.num_envs), np.float32)
         observation, memory = state.observation, state.memory
         algo_state, metrics = state.algo, {}
         for t in range(unroll_length):
-            time = np.int32(step * unroll_length + t)
-            outputs = act_jit(state.algo, memory, split(observation), state.key, time)
-            action, memory = join(outputs[0]), outputs[1]
+            number = step * unroll_length + t
+            steps_done = np.int32(first_step + number * num_envs)
+            chosen, memory = act_jit(
+                noise(number // noise_hold), memory, state.algo, split(observation), steps_done
+            )
             if t == 0:  # returns at once; the device learns while the environments are stepped
                 algo_state, metrics = learn_jit(state.algo, state.replay, state.key, np.int32(step))
+            action = join(chosen)
             transition = env.step(action)
             if jax.tree.leaves(memory):
                 done = transition.terminated | transition.truncated
@@ -157,7 +181,7 @@ def host_loop(
         state = state._replace(
             algo=algo_state,
             observation=observation,
-            step=state.step + 1,
+            step=np.int32(step + 1),
             replay=add(state.replay, steps, masks),
             memory=memory,
         )
@@ -170,9 +194,9 @@ def host_loop(
 
     def advance(state: RunState, num_updates: int) -> tuple[RunState, dict[str, np.ndarray]]:
         check_updates(num_updates, max_updates)
-        rows, first = [], int(state.step)
+        rows, first, noise = [], int(state.step), make_noise(state.key)
         for i in range(num_updates):
-            state, metrics = advance_one(state, first + i)
+            state, metrics = advance_one(state, first + i, noise)
             rows.append(metrics)
         return state, {
             name: np.stack([row[name] for row in rows]).reshape(num_updates, num_seeds)
