@@ -33,7 +33,7 @@ test-slow: $(VENV)/.installed-test
 
 # A short set for another Python: make smoke PYTHON=python3.13 VENV=.venv-smoke
 smoke: $(VENV)/.installed-test
-	$(PYTEST) -m "not slow" tests/ops tests/losses tests/loops tests/experiments/test_run.py
+	$(PYTEST) -m "not slow" tests/ops tests/losses tests/experiments/test_run.py
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
