@@ -44,7 +44,8 @@ def make_small(algo: str, spec: EnvSpec | None = None, **changes: Any) -> OffPol
     spec = spec or SPECS[algo]
     fields = {name if "." in name else f"algo.{name}": value for name, value in changes.items()}
     made = make_algo(small_config(algo, spec.name, fields), spec, num_updates=10)
-    return made._replace(act=jax.jit(made.act), update=jax.jit(made.update))
+    act, act_greedy, update = map(jax.jit, (made.act, made.act_greedy, made.update))
+    return made._replace(act=act, act_greedy=act_greedy, update=update)
 
 
 def random_batch(rng, spec: EnvSpec, size: int = 16) -> NStepBatch:

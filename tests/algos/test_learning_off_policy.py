@@ -19,13 +19,13 @@ LINE_WORLD = {
     "replay.warmup_steps": 800,  # one episode of each
     "replay.batch_size": 64,
     "replay.updates_per_step": 0.25,  # 8 an update
-    "log_interval": 150,
+    "log_interval": 300,
     "eval_episodes": 1,  # the world and the greedy policy are deterministic
 }
-Q_LEARNING = {"algo.target_period": 20, "algo.epsilon_steps": 4000}
+Q_LEARNING = {"algo.target_period": 20, "algo.epsilon_steps": 6000}
 OWN = {
-    "dqn": {**Q_LEARNING, "optimizer.learning_rate": 0.1, "algo.huber_delta": None},
-    # 12 apart: 49 atoms hold what the best policy is worth, 100, exactly.
+    "dqn": {**Q_LEARNING, "optimizer.learning_rate": 0.5, "algo.huber_delta": None},
+    # 10 apart: 13 atoms hold what the best policy is worth, 100, exactly.
     "c51": {
         **Q_LEARNING,
         "optimizer.learning_rate": 0.1,
@@ -33,18 +33,22 @@ OWN = {
         "algo.value_min": -20.0,
         "algo.value_max": 100.0,
     },
-    "sac": {"optimizer.learning_rate": 0.1, "algo.target_rate": 0.05, "algo.temperature": 1.0},
+    "sac": {"optimizer.learning_rate": 0.5, "algo.target_rate": 0.05, "algo.temperature": 1.0},
 }
 
 
 @pytest.mark.parametrize("name", OWN)
 def test_line_world(name):
-    """Past the worst place to the best: -5 once and 99 times 10."""
+    """From a policy that stays at the left wall (-100) to -5 once and 99 times 10."""
     config = small_config(name, "LineWorld-v0", {**LINE_WORLD, **OWN[name]})
     loop = small_loop(config, envs.make("LineWorld-v0"))
     state = loop.init()
-    assert loop.evaluate(state)["eval/return_mean"] < 985.0
-    state, metrics = loop.advance(state, 150)
+    chooses = "actor" if name == "sac" else "q"
+    nothing = jax.tree.map(jnp.zeros_like, state.algo.params[chooses])
+    params = {**state.algo.params, chooses: nothing}  # all are equal: the first action
+    state = state._replace(algo=state.algo._replace(params=params))
+    assert loop.evaluate(state)["eval/return_mean"] == -100.0
+    state, metrics = loop.advance(state, 300)
     assert loop.evaluate(state)["eval/return_mean"] == 985.0
     assert all(np.isfinite(x).all() for x in metrics.values())
 
