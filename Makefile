@@ -32,8 +32,9 @@ test-slow: $(VENV)/.installed-test
 	$(PYTEST) -m slow
 
 # A short set for another Python: make smoke PYTHON=python3.13 VENV=.venv-smoke
-smoke: $(VENV)/.installed-test
-	$(PYTEST) -m "not slow" tests/ops tests/losses tests/experiments/test_run.py
+smoke: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet -e ".[smoke]"
+	$(PYTEST) -m "not slow" tests/losses tests/experiments/test_run.py
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -30,20 +30,19 @@ def test_line_world(name):
 CARTPOLE = {
     # learning rate, environments, steps of an unroll, updates, mean return to reach;
     # fields of the algorithm
-    "vpg": (1e-2, 16, 128, 75, 400, {"value_learning_rate": 5e-3, "value_iterations": 20}),
-    "a2c": (7e-3, 16, 32, 500, 250, {"normalize_advantages": True, "lambda_": 0.97}),
     "trpo": (5e-3, 16, 128, 60, 400, {"value_iterations": 20}),
     "ppo": (2.5e-3, 8, 128, 100, 300, {}),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALGOS)
+@pytest.mark.parametrize("name", CARTPOLE)
 def test_cartpole(name):
     """Mean over six seeds of an evaluated return that is 500 at most.
 
     Measured over 24 seeds: before 19 to 119 (some seeds balance by luck), after at least 499 with
-    vpg and trpo, 377 with ppo, 349 with a2c, where a seed or two still stands badly.
+    trpo, 377 with ppo, where a seed or two still stands badly. VPG and A2C learn it too, in
+    `experiments/baselines`; here the line world has to do.
     """
     rate, num_envs, length, updates, wanted, changes = CARTPOLE[name]
     config = defaults.run("CartPole-v1")

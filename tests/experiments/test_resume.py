@@ -32,7 +32,6 @@ pytestmark = pytest.mark.slow
 
 UPDATES = 20
 SIZES = {  # environments x steps per update, and what is set besides
-    "vpg_cartpole": (4, 32, "algo.value_iterations=4"),
     "a2c_cartpole": (4, 8, "env.normalize_rewards=True"),
     "trpo_cartpole": (4, 32, "algo.value_iterations=4"),
     "ppo_cartpole": (4, 32, "algo.target_kl=0.02"),
