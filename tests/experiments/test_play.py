@@ -143,6 +143,14 @@ def test_an_environment_of_gymnasium(tmp_path):
     assert shown == pytest.approx(200 / 30 * 1000 + 1000, rel=0.02)
 
 
+def test_what_was_learned_from_a_replay(tmp_path):
+    """Greedy, and with the exploration of the end of its training."""
+    assert run_here(quick("dqn_cartpole", tmp_path, "eval_episodes=2")).code == 0
+    for more in ([], ["--sample"]):
+        total, length, _ = played(f"--workdir={tmp_path}", *more)
+        assert total == length > 5
+
+
 @pytest.mark.errors
 def test_a_wrong_command_is_answered_with_one_line(finished, tmp_path):
     shutil.copytree(finished[0], tmp_path / "w")

@@ -96,7 +96,8 @@ def test_a_million_transitions_are_updated_in_place(name):
     Beside the replay, tens of megabytes, it needs as little room as beside one of 64.
     """
     loop = classic_loop(name, {"replay.capacity": 1_000_000})
-    program = inspect.getclosurevars(inspect.unwrap(loop.advance)).nonlocals["advance_jit"]
+    advance = inspect.unwrap(loop.advance)  # from the checks of its types
+    program = inspect.getclosurevars(advance).nonlocals["advance_jit"]
     lowered = program.lower(loop.template, np.int32(1))
     memory = lowered.compile({"xla_backend_optimization_level": 3}).memory_analysis()
     replay = num_bytes(loop.template.replay)
