@@ -36,7 +36,7 @@ from rljax.types import (
     Transition,
 )
 
-NOISES = 64
+NOISES = 64  # draws of what is random in acting, made in one call
 
 
 def host_loop(
@@ -80,7 +80,7 @@ def host_loop(
         return random_actions(warmup_key, env.spec, (warmup_length, num_envs))
 
     def noise_one(key: Key, first: Array) -> PyTree:
-        """NOISES draws in one call: they are cheap in bulk."""
+        """Draws in bulk, where they are cheap."""
         numbers = first + jnp.arange(NOISES)
         return jax.vmap(lambda number: noise_at(algo, key, number, num_envs=num_envs))(numbers)
 
