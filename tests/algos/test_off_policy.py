@@ -178,7 +178,8 @@ def test_sac_with_a_fixed_temperature(spec):
     batch = random_batch(np.random.default_rng(0), spec)
     entropies = {}
     for temperature in (1e-3, 100.0):
-        algo = make_small("sac", spec, temperature=temperature)
+        rate = {"optimizer.learning_rate": 0.03}
+        algo = make_small("sac", spec, temperature=temperature, **rate)
         state = algo.init(jax.random.key(0))
         for step in range(90):
             state, metrics = algo.update(jax.random.key(step), state, batch, np.int32(step))
