@@ -17,6 +17,10 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet -e ".[test]"
 	touch $@
 
+$(VENV)/.installed-smoke: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet -e ".[smoke]"
+	touch $@
+
 demo: $(VENV)/.installed
 	$(BIN)/python -m experiments.run --config=experiments/configs/ppo_cartpole.py --workdir=$(RUNS)/demo/ppo_cartpole
 	$(BIN)/python -m experiments.run --config=experiments/configs/a2c_line_world.py --workdir=$(RUNS)/demo/a2c_line_world
@@ -32,9 +36,8 @@ test-slow: $(VENV)/.installed-test
 	$(PYTEST) -m slow
 
 # A short set for another Python: make smoke PYTHON=python3.13 VENV=.venv-smoke
-smoke: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet -e ".[smoke]"
-	$(PYTEST) -m "not slow" tests/losses tests/experiments/test_run.py
+smoke: $(VENV)/.installed-smoke
+	$(PYTEST) -m "not slow" tests/losses/test_table.py tests/experiments/test_run.py
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -33,7 +33,6 @@ pytestmark = pytest.mark.slow
 UPDATES = 20
 SIZES = {  # environments x steps per update, and what is set besides
     "a2c_cartpole": (4, 8, "env.normalize_rewards=True"),
-    "trpo_cartpole": (4, 32, "algo.value_iterations=4"),
     "ppo_cartpole": (4, 32, "algo.target_kl=0.02"),
     "ppo_halfcheetah": (2, 32, "eval_episodes=1", "eval_interval=10", "env.normalize_rewards=True"),
     "dqn_cartpole": (4, 4, "log_interval=1"),

@@ -77,7 +77,7 @@ def test_four_devices_do_what_one_does():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALGOS)
+@pytest.mark.parametrize("name", ["ppo", "trpo"])
 def test_four_devices_do_what_one_does_on_cartpole(name):
     """A network, Adam, normalised observations, episodes that end at different times."""
     changes = {
@@ -101,9 +101,8 @@ def test_seeds_on_several_devices_do_what_they_do_on_one_on_cartpole():
     """Each device has its own seeds, parameters and environments, and asks no other."""
     changes = {"net.hidden_sizes": (8, 8), "unroll_length": 8, "log_interval": 5}
     config, env = small_config("ppo", "CartPole-v1", changes), envs.make("CartPole-v1")
-    loops = {n: small_loop(config, env, num_seeds=4, num_devices=n) for n in (1, 2, 4)}
-    for num_devices in (2, 4):
-        check_devices(loops[1], loops[num_devices], rtol=1e-4, atol=1e-5, num_devices=num_devices)
+    loops = {n: small_loop(config, env, num_seeds=4, num_devices=n) for n in (1, 4)}
+    check_devices(loops[1], loops[4], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.errors
