@@ -160,7 +160,7 @@ def plot(speeds: dict[str, dict[str, float]], samples: dict[str, dict[int, float
         values = [rates.get(name, 0.0) for rates in speeds.values()]
         speed.bar([t + 0.27 * (i - 1) for t in range(len(speeds))], values, 0.25, label=label)
     speed.set_xticks(range(len(speeds)), labels=[*speeds])
-    speed.set_ylabel("SAC updates per second, environment included")
+    speed.set_ylabel("SAC updates per second")
     speed.legend(frameon=False)
     for kind, seconds in samples.items():
         cost.loglog([*seconds], [1e6 * s for s in seconds.values()], "-o", label=kind)
