@@ -63,11 +63,12 @@ def test_an_environment_that_fails_is_reported_and_no_answer_is_left_over(failin
 
 PROGRAM = textwrap.dedent(
     """
-    import multiprocessing, sys, time
+    import multiprocessing, signal, sys, time
     import numpy as np
     from rljax.envs.gymnasium import make_host
 
     if __name__ == "__main__":
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
         envs = make_host("CartPole-v1", 3, workers=2)
         envs.reset(0)
         print(*(child.pid for child in multiprocessing.active_children()), flush=True)
