@@ -68,14 +68,13 @@ PROGRAM = textwrap.dedent(
     from rljax.envs.gymnasium import make_host
 
     if __name__ == "__main__":
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+        heard = []
+        signal.signal(signal.SIGINT, lambda *_: heard.append(True))  # a shell may ignore it
         envs = make_host("CartPole-v1", 3, workers=2)
         envs.reset(0)
         print(*(child.pid for child in multiprocessing.active_children()), flush=True)
-        try:
-            time.sleep(100)
-        except KeyboardInterrupt:
-            pass
+        while not heard:
+            time.sleep(0.01)
         print(envs.step(np.zeros(3, np.int32)).episode_length.tolist(), flush=True)
         if sys.argv[1] == "return":
             sys.exit()
