@@ -63,14 +63,15 @@ def build(config: Config) -> Run:
         eval_episodes=config.eval_episodes,
         seed=config.seed,
         num_seeds=config.num_seeds,
+        noise_hold=config.noise_hold,
     )
+    offer_cpu_devices(config.num_devices)  # first: whatever touches an array starts JAX
     build_loop = build_off_policy if "replay" in config else build_on_policy
     loop, algo, replay_bytes = build_loop(config, make_algo, settings)
     return Run(loop, algo, num_updates, replay_bytes)
 
 
 def build_on_policy(config: Config, make_algo: MakeAlgo, settings: dict[str, Any]):
-    settings["noise_hold"] = config.noise_hold
     if config.env.backend == "jax":
         env = make_jax_env(config)
         if config.env.normalize_rewards:
@@ -78,7 +79,6 @@ def build_on_policy(config: Config, make_algo: MakeAlgo, settings: dict[str, Any
                 transforms.normalize_rewards, discount=config.algo.discount
             )
         algo = make_algo(env.spec)
-        offer_cpu_devices(config.num_devices)
         return on_policy.jax_loop(env, algo, num_devices=config.num_devices, **settings), algo, 0
 
     make_env = make_host_env(config)
@@ -97,7 +97,6 @@ def build_off_policy(config: Config, make_algo: MakeAlgo, settings: dict[str, An
         "gradient_steps": gradient_steps(config),
         "batch_size": config.replay.batch_size,
         "warmup_steps": config.replay.warmup_steps,
-        "noise_hold": config.noise_hold,
         "save_replay": config.replay.checkpoint,
     }
 
@@ -115,7 +114,6 @@ def build_off_policy(config: Config, make_algo: MakeAlgo, settings: dict[str, An
     if config.env.backend == "jax":
         env = make_jax_env(config)
         algo, replay = make_parts(env.spec)
-        offer_cpu_devices(config.num_devices)
         loop = off_policy.jax_loop(env, algo, replay, num_devices=config.num_devices, **settings)
     else:
         make_env = make_host_env(config)
