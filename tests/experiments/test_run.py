@@ -15,7 +15,16 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from experiments.build import build
 from experiments.cli import parse
 
-from .command import NAMES, checkpoint_steps, digests, quick, read_checkpoint, run_here
+from .command import (
+    NAMES,
+    checkpoint_steps,
+    digests,
+    finish,
+    quick,
+    read_checkpoint,
+    run_here,
+    start,
+)
 
 NUMBER = r"-?\d+(\.\d+)?(e[+-]?\d+)?"
 EVALUATION = ("return_mean", "return_std", "return_min", "return_max", "length_mean", "episodes")
@@ -221,3 +230,11 @@ def test_a_fault_while_running_is_no_wrong_argument(tmp_path):
     finally:
         del gymnasium.registry["Faulty-v0"]
     assert isinstance(failure.value.__cause__, ValueError)
+
+
+@pytest.mark.slow
+def test_the_cores_of_a_cpu_count_as_devices(tmp_path):
+    """In a process that nobody has told how many there are."""
+    argv = quick("sac_pendulum", tmp_path / "run", "num_seeds=2", "num_devices=2")
+    result = finish(start(argv, cache=tmp_path / "cache"))
+    assert (result.code, result.err) == (0, [])
