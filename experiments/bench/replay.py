@@ -2,7 +2,9 @@
 
 HalfCheetah's shapes, minibatches of 256, full rings of 10 thousand, 100 thousand and a million
 transitions. One jitted, donated call scans pairs of adding a step and sampling (prioritised: and
-setting the priorities of what was sampled). Rings take turns, and the best round of each counts.
+setting the priorities of what was sampled; learning: and a DDPG update from it, as in training,
+where a small ring does not stay in the cache for lack of anything else). Rings take turns, and the
+best round of each counts.
 """
 
 import sys
@@ -12,11 +14,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from experiments.configs import ddpg_halfcheetah
+from rljax.algos import ddpg
 from rljax.data.priority import make_prioritised_replay
-from rljax.data.replay import make_replay
+from rljax.data.replay import ReplayState, make_replay
 from rljax.data.windows import n_step
-from rljax.types import Experience
+from rljax.types import Box, EnvSpec, Experience
 
 CAPACITIES = (10_000, 100_000, 1_000_000)
 PAIRS, ROUNDS, BATCH = 50, 30, 256
@@ -56,19 +61,41 @@ def prioritised(capacity: int) -> tuple[Callable[[], Any], Pair]:
     return replay.init, pair
 
 
+def learning(capacity: int) -> tuple[Callable[[], Any], Pair]:
+    """`init`, and one add, one sample and one update with it."""
+    config: Any = ddpg_halfcheetah.get_config()
+    ends = np.ones(EXAMPLE.action.shape, np.float32)
+    shape = EXAMPLE.observation.shape
+    algo = ddpg.make(config, EnvSpec("", shape, np.float32, Box(-ends, ends), 1000), num_updates=1)
+    init, sampled = uniform(capacity, 1)
+
+    def pair(key: jax.Array, state: Any, step: Experience) -> tuple[Any, Any]:
+        ring, learner = state
+        ring, batch = sampled(key, ring, step)
+        learner, metrics = algo.update(key, learner, batch, jnp.int32(0))
+        return (ring, learner), metrics
+
+    return lambda: (init(), algo.init(jax.random.key(0))), pair
+
+
 KINDS: dict[str, Callable[[int], tuple[Callable[[], Any], Pair]]] = {
     "uniform": lambda capacity: uniform(capacity, 1),
     "3 steps": lambda capacity: uniform(capacity, 3),
     "prioritised": prioritised,
+    "learning": learning,
 }
 
 
 def full(init: Callable[[], Any], capacity: int) -> Any:
     """A state with every place written; what stands there costs the same whatever it is."""
-    state = jax.tree.map(lambda x: x + jnp.ones((), x.dtype), init())
-    ring = getattr(state, "ring", state)
-    ring = ring._replace(position=0 * ring.position, size=0 * ring.size + capacity)
-    return state._replace(ring=ring) if hasattr(state, "ring") else ring
+
+    def fill(state: Any) -> Any:
+        if not isinstance(state, ReplayState):
+            return state
+        storage = jax.tree.map(lambda x: x + jnp.ones((), x.dtype), state.storage)  # touches it
+        return ReplayState(storage, state.position, jnp.full_like(state.size, capacity))
+
+    return jax.tree.map(fill, init(), is_leaf=lambda x: isinstance(x, ReplayState))
 
 
 def compile_pairs(init: Callable[[], Any], pair: Pair) -> Callable[[Any, Any], Any]:
