@@ -74,9 +74,7 @@ def make(config: Any, spec: EnvSpec, *, num_updates: int) -> OffPolicyAlgo:
     optimizer = make_optimizer(config.optimizer)
     rate_at = make_rate(config.optimizer, num_updates)
     learned = algo.temperature is None
-    target_entropy = (
-        parts.target_entropy if algo.target_entropy is None else float(algo.target_entropy)
-    )
+    target_entropy = parts.target_entropy if algo.target_entropy is None else algo.target_entropy
 
     def init(key: Key) -> Learner:
         first = algo.init_temperature if learned else algo.temperature
