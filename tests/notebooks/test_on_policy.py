@@ -1,94 +1,11 @@
-"""Every notebook runs from top to bottom in quick mode, and what it computes is right."""
+"""Notebooks 01 to 04 run from top to bottom in quick mode, and what they compute is right."""
 
-import json
-import os
 from itertools import pairwise
-from pathlib import Path
 
-import nbformat
 import numpy as np
 import pytest
-from jupyter_client.kernelspec import KernelSpecManager
-from jupyter_client.manager import AsyncKernelManager
-from nbclient import NotebookClient
 
-ROOT = Path(__file__).parent.parent
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-
-
-def read(path):
-    return nbformat.read(path, as_version=4)
-
-
-class ThisPython(AsyncKernelManager):
-    """With no directory to look in for kernels, jupyter takes the one of the running Python."""
-
-    def __init__(self, **kwargs):
-        super().__init__(kernel_spec_manager=KernelSpecManager(kernel_dirs=[]), **kwargs)
-
-
-def execute(name, directory, *variables, **expressions):
-    """Runs a notebook in a new kernel.
-
-    Returns its cells, and what the variables and expressions are in the end, {name: float64 array}.
-    """
-    notebook = read(ROOT / "notebooks" / f"{name}.ipynb")
-    expressions = {**{variable: variable for variable in variables}, **expressions}
-    wanted = ", ".join(f"{k!r}: np.asarray({code}).tolist()" for k, code in expressions.items())
-    report = f"import json\nprint(json.dumps({{{wanted}}}))"
-    notebook.cells.append(nbformat.v4.new_code_cell(report))
-    client = NotebookClient(
-        notebook,
-        kernel_manager_class=ThisPython,
-        timeout=300,
-        resources={"metadata": {"path": str(ROOT)}},
-    )
-    environment = {
-        **os.environ,
-        "RLJAX_QUICK": "1",
-        "MPLBACKEND": "module://matplotlib_inline.backend_inline",  # plots become outputs
-        "IPYTHONDIR": str(directory),
-        "XLA_FLAGS": "",  # one device, as for a reader
-    }
-    client.execute(env=environment)
-    *cells, last = notebook.cells
-    found = json.loads("".join(output.text for output in last.outputs))
-    return cells, {name: np.array(value, np.float64) for name, value in found.items()}
-
-
-def check_outputs(cells, *, plots):
-    """As many plots as the notebook draws, and nothing on stderr, where warnings go."""
-    outputs = [output for cell in cells for output in cell.get("outputs", [])]
-    assert sum("image/png" in output.get("data", {}) for output in outputs) == plots
-    assert [output.text for output in outputs if output.get("name") == "stderr"] == []
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_is_committed_clean(path):
-    notebook = read(path)
-    nbformat.validate(notebook)
-    assert notebook.metadata.kernelspec.name == "python3"
-    assert path.stat().st_size < 100_000
-    ids = [cell.id for cell in notebook.cells]
-    assert len(set(ids)) == len(ids)
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            assert cell.outputs == []
-            assert cell.execution_count is None
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_says_what_to_take_away_and_ends_with_exercises(path):
-    texts = [cell.source for cell in read(path).cells if cell.cell_type == "markdown"]
-    assert any("> **Takeaway.**" in text for text in texts)
-    assert texts[-1].startswith("## Exercises")
-    assert texts[-1].count("<details>\n<summary>Answer</summary>\n\n") >= 3
-    assert texts[-1].count("<details>") == texts[-1].count("\n\n</details>")
-
-
-def test_every_notebook_is_executed_below():
-    assert NOTEBOOKS
-    assert {f"test_{path.stem[3:]}" for path in NOTEBOOKS} <= globals().keys()
+from .runner import check_outputs, execute
 
 
 def test_line_world(tmp_path):
