@@ -46,7 +46,8 @@ def execute(name, directory, *variables, **expressions):
         "RLJAX_QUICK": "1",
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",  # plots become outputs
         "IPYTHONDIR": str(directory),
-        "XLA_FLAGS": "",  # one device, as for a reader
+        # One device, as for a reader; and programs that run so briefly are not worth optimising.
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
     }
     client.execute(env=environment)
     *cells, last = notebook.cells
