@@ -30,19 +30,21 @@ def test_dqn_to_ddpg(tmp_path):
     once = 1.9 - 0.9 * 0.9**40
     np.testing.assert_allclose(slow[39::40], once ** np.arange(1, 6), rtol=1e-3)
 
-    # Without a target network values grow faster, whatever the replay: on CartPole ...
+    # Without a target network values run away, whatever the replay: on CartPole they are soon
+    # above 1 / (1 - 0.99), which no return exceeds ...
     fixed, moving = [0, 3], [1, 2]
-    assert found["cart_q"][moving, :, -1].min() > 1.2 * found["cart_q"][fixed, :, -1].max()
-    assert found["cart_q"][fixed].max() < 100
-    # ... and on Pendulum, where they are negative.
+    assert found["cart_q"][fixed, :, -1].max() < 10
+    assert found["cart_q"][moving, :, -1].min() > 100
+    # ... and on Pendulum, where they are negative, much lower than with one.
     assert found["ddpg_q"][moving, :, -1].max() < 2 * found["ddpg_q"][fixed, :, -1].min() < 0
-    # On the line world they overshoot before they fall to the right size.
+    # On the line world they overshoot before they come to the right size.
     largest = found["line_errors"][:4].max(-1)
-    assert largest[moving].min() > 1.2 * largest[fixed].max()
+    assert largest[fixed].max() < 90
+    assert largest[moving].max(-1).min() > 100
     # News travel faster by five steps than by one, and a cut taken for an end costs value.
-    one, five, ended, _ = found["prize"]
-    assert five.min() > one.max()
-    assert ended.max() < one.min()
+    one, five, ended, _ = found["prize"].mean(-1)
+    assert five > one + 1
+    assert ended < one - 1
     assert ((found["cart_returns"] >= 1) & (found["cart_returns"] <= 500)).all()
     assert ((found["ddpg_returns"] > -2000) & (found["ddpg_returns"] <= 0)).all()
 
