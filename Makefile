@@ -45,4 +45,4 @@ lint: $(VENV)/.installed-test
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 clean:
-	rm -rf $(VENV) .venv-smoke build *.egg-info
+	rm -rf $(VENV) .venv-smoke .jax_cache build *.egg-info
