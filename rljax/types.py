@@ -162,6 +162,25 @@ class Net(NamedTuple):
     apply: Callable[..., PyTree]  # params, inputs -> outputs
 
 
+class LanguageNet(NamedTuple):
+    """A decoder-only language model as pure functions over a nested dict of arrays.
+
+    `forward` is what the others are made of: tokens and positions [B, T], and
+    attend(query [B, T, KV, g, K], key [B, T, KV, K], value [B, T, KV, K], memory, layer)
+    -> (attended [B, T, KV, g, K], memory), which every layer calls with its number.
+    """
+
+    init: Callable[[Key], Params]
+    # params, tokens [B, L], *, positions=None, mask=None -> logits [B, L, V] float32; causal, mask
+    # marks real tokens, positions are max(cumsum(mask) - 1, 0) unless given
+    apply: Callable[..., Array]
+    hidden: Callable[..., Array]  # the same -> [B, L, D], what `unembed` takes
+    unembed: Callable[[Params, Array], Array]  # params, hidden [*S, D] -> logits [*S, V] float32
+    # params, tokens, positions, attend, memory -> hidden [B, T, D], memory
+    forward: Callable[..., tuple[Array, PyTree]]
+    config: Any  # sizes, hashable: vocab_size, num_layers, num_kv_heads, head_size, dtypes
+
+
 class Algo(NamedTuple):
     """An algorithm as pure functions over its state."""
 
