@@ -181,6 +181,16 @@ class LanguageNet(NamedTuple):
     config: Any  # sizes, hashable: vocab_size, num_layers, num_kv_heads, head_size, dtypes
 
 
+class Completions(NamedTuple):
+    """What a sampler generated for each of P prompts, G times; at most N tokens."""
+
+    tokens: Array  # int32 [P, G, N]; after the stop token, which is kept, there is padding
+    mask: Array  # bool [P, G, N]: generated, the stop token included
+    log_probs: Array  # float32 [P, G, N] under the distribution that was sampled; 0 where not mask
+    lengths: Array  # int32 [P, G]
+    finished: Array  # bool [P, G]: stopped, rather than cut off at N
+
+
 class Algo(NamedTuple):
     """An algorithm as pure functions over its state."""
 

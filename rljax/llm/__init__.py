@@ -1,0 +1,1 @@
+"""Language models: files, tokenizers, and the sampler of grouped completions."""
