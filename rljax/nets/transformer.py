@@ -7,6 +7,7 @@ same forward with different ones (`rljax.llm.cache` has the latter two).
 Weights stand as [outputs, inputs]. g = H / KV queries share one key and value.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -91,7 +92,7 @@ def make_transformer(config: TransformerConfig) -> LanguageNet:
 
     def unembed(params: Params, x: Array) -> Array:
         table = params["embedding" if config.tie_embeddings else "unembedding"]
-        return product("...d,vd->...v", x, table.astype(dtype), jnp.float32)
+        return product(x, table.astype(dtype))
 
     def apply(params: Params, tokens: Array, *, positions: Any = None, mask: Any = None) -> Array:
         return unembed(params, hidden(params, tokens, positions=positions, mask=mask))
@@ -103,7 +104,7 @@ def init(config: TransformerConfig, key: Key) -> Params:
     """Normal weights of deviation 1/√inputs, those that write to the residual stream less."""
     c = config
     groups = c.num_heads // c.num_kv_heads
-    keys = iter(jax.random.split(key, 6))
+    keys = iter(jax.random.split(key, 7))
     num = c.num_layers
     residual = (2 * num) ** -0.5
 
@@ -122,7 +123,8 @@ def init(config: TransformerConfig, key: Key) -> Params:
             deviation=residual * (c.num_heads * c.head_size) ** -0.5,
         ),
         "mlp_norm": constant(1.0, num, c.model_size),
-        "gate_up": normal(num, 2, c.mlp_size, c.model_size, deviation=d),
+        "gate": normal(num, c.mlp_size, c.model_size, deviation=d),
+        "up": normal(num, c.mlp_size, c.model_size, deviation=d),
         "down": normal(num, c.model_size, c.mlp_size, deviation=residual * c.mlp_size**-0.5),
     }
     if c.qkv_bias:
@@ -130,7 +132,8 @@ def init(config: TransformerConfig, key: Key) -> Params:
     if c.out_bias:
         layers["out_bias"] = constant(0.0, num, c.model_size)
     if c.mlp_bias:
-        layers["gate_up_bias"] = constant(0.0, num, 2, c.mlp_size)
+        layers["gate_bias"] = constant(0.0, num, c.mlp_size)
+        layers["up_bias"] = constant(0.0, num, c.mlp_size)
         layers["down_bias"] = constant(0.0, num, c.model_size)
     if c.qk_norm:
         layers["query_norm"] = constant(1.0, num, c.head_size)
@@ -157,16 +160,14 @@ def layer(
     """Attention and SwiGLU, each added to x [B, T, D]."""
     dtype, eps = x.dtype, config.norm_eps
 
-    def linear(equation: str, x: Array, name: str) -> Array:
-        y = product(equation, x, weights[name].astype(dtype), jnp.float32)
+    def linear(x: Array, name: str, axes: int = 1) -> Array:
+        y = product(x, weights[name].astype(dtype), axes)
         if f"{name}_bias" in weights:
             bias = weights[f"{name}_bias"].astype(jnp.float32)
             y += bias[(None,) * (y.ndim - bias.ndim)]
         return y.astype(dtype)
 
-    heads = linear(
-        "btd,kghd->btkgh", rms_norm(x, weights["attention_norm"], eps), "qkv"
-    )  # [B, T, KV, g + 2, K]
+    heads = linear(rms_norm(x, weights["attention_norm"], eps), "qkv")  # [B, T, KV, g + 2, K]
     query, key, value = heads[..., :-2, :], heads[..., -2, :], heads[..., -1, :]
     if config.qk_norm:
         query = rms_norm(query, weights["query_norm"], eps)
@@ -174,9 +175,9 @@ def layer(
     attended, memory = attend(
         rotate(query, *rotations), rotate(key, *rotations), value, memory, number
     )
-    x += linear("btkgh,dkgh->btd", attended, "out")
-    gate_up = linear("btd,sfd->btsf", rms_norm(x, weights["mlp_norm"], eps), "gate_up")
-    x += linear("btf,df->btd", jax.nn.silu(gate_up[..., 0, :]) * gate_up[..., 1, :], "down")
+    x += linear(attended, "out", axes=3)
+    normed = rms_norm(x, weights["mlp_norm"], eps)
+    x += linear(jax.nn.silu(linear(normed, "gate")) * linear(normed, "up"), "down")
     return x, memory
 
 
@@ -224,9 +225,17 @@ def rms_norm(x: Array, scale: Array, eps: float) -> Array:
     return (wide * scale.astype(jnp.float32)[(None,) * (x.ndim - 1)]).astype(x.dtype)
 
 
-def product(equation: str, x: Array, weights: Array, dtype: Any) -> Array:
-    """An einsum whose sums are float32, whatever the inputs."""
-    return jnp.einsum(equation, x, weights, preferred_element_type=jnp.float32).astype(dtype)
+def product(x: Array, weights: Array, axes: int = 1) -> Array:
+    """x [*S, *I] times weights [*O, *I] over their last `axes` axes, [*S, *O] in float32.
+
+    As a product of two matrices: of more axes XLA's CPU compiler would first transpose the weights.
+    """
+    inputs = weights.shape[-axes:]
+    rows, columns = (y.reshape(-1, math.prod(inputs)) for y in (x, weights))
+    y = jax.lax.dot_general(
+        rows, columns, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+    )
+    return y.reshape(*x.shape[:-axes], *weights.shape[:-axes])
 
 
 def check_config(config: TransformerConfig) -> None:
