@@ -4,6 +4,8 @@ Nothing here sorts: what a sort would say is found by bisection over the values,
 grow with the logarithm of the vocabulary and which needs no second array of indices.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -84,7 +86,7 @@ def keep_until(values: Array, weights: Array, limit: float) -> Array:
     def before(threshold: Array) -> Array:
         return jnp.sum(jnp.where(order > threshold[..., None], weights, 0.0), axis=-1)
 
-    def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+    def halve(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds  # before(low) >= limit > before(high)
         middle = (low >> 1) + (high >> 1) + (low & high & 1)
         enough = before(middle) < limit
@@ -136,7 +138,7 @@ def sample_tokens(
     within = before[..., None] + jnp.cumsum(chosen, axis=-1)
     place = _first((within > wanted) & (chosen > 0), chosen > 0)
     tokens = block * size + place
-    log_probs = jnp.log(_take(chosen, place)) - jnp.log(total)
+    log_probs = _take(logits, tokens) - peak[..., 0] - jnp.log(total)
     return tokens.astype(jnp.int32), log_probs
 
 

@@ -1,62 +1,29 @@
 """Grouped completions of prompts, generated in one program over all devices.
 
-    start: prefill of every prompt once -> the first token of each of its G completions
-    run:   while some completion goes on: feed the last tokens, filter, sample, write
-
-Completions of a group share their prompt's keys and values. The key of a token is made from the
-index of its prompt, of the completion in its group, and of the token: what is sampled does not
-depend on the number of devices, nor on what else is in the batch.
+Each prompt is prefilled once, and its keys and values are shared by the completions of its group.
+The key of a token is made from the index of its prompt, of the completion in its group, and of the
+token: what is sampled depends neither on the number of devices nor on what else is in the batch.
 """
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
+from jax.sharding import Mesh, PartitionSpec
 from jax.typing import ArrayLike
 from jaxtyping import Bool, Integer, Shaped
 
-from rljax.llm.cache import (
-    KeysValues,
-    cached_attention,
-    empty_cache,
-    prefill_attention,
-    unstack_cache,
-)
-from rljax.llm.filters import check_filter, filter_logits, sample_tokens
-from rljax.nets.transformer import positions_of, unstack
+from rljax.llm import continuous, decoding
+from rljax.llm.decoding import Settings
+from rljax.llm.filters import check_filter, filter_logits
+from rljax.llm.stops import NO_STRINGS, is_stop
+from rljax.sharding import DATA
 from rljax.types import Array, Completions, Key, LanguageNet, Params
 
-__all__ = ["completion_mask", "filter_logits", "generate"]
-
-
-class Settings(NamedTuple):
-    """What is fixed when a sampler is compiled."""
-
-    group_size: int
-    max_new_tokens: int
-    stop_tokens: tuple[int, ...]
-    pad_token: int
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_new_tokens: int = 0  # stop tokens are not sampled before
-    unroll: bool = False  # the layers of a decoding step
-
-
-class SamplerState(NamedTuple):
-    """All there is between two tokens."""
-
-    time: Array  # int32 []: tokens that each completion has, if it goes on
-    keys: Key  # [P, G], of the completions
-    last: Array  # int32 [P, G], the newest tokens, not yet fed to the model
-    going: Array  # bool [P, G]
-    tokens: Array  # int32 [P, G, N]
-    log_probs: Array  # float32 [P, G, N]
-    lengths: Array  # int32 [P, G]
-    prompt_mask: Array  # bool [P, L]
-    prompts: KeysValues
-    cache: KeysValues
+__all__ = ["completion_log_probs", "completion_mask", "filter_logits", "generate"]
 
 
 def generate(
@@ -74,7 +41,10 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     min_new_tokens: int = 0,
+    stop_table: Any = None,
     first_prompt: int = 0,
+    num_rows: int = 0,
+    mesh: Mesh | None = None,
     unroll: bool | None = None,
 ) -> Completions:
     """G completions of each prompt, with the log-probabilities of their tokens.
@@ -91,7 +61,11 @@ def generate(
         pad_token: what stands after the end.
         temperature, top_k, top_p: as in `filter_logits`.
         min_new_tokens: a stop token is not sampled before so many others.
+        stop_table: of `stops.stop_table`, for strings that end a completion as stop tokens do.
         first_prompt: index of the first prompt, where a list of prompts comes in several calls.
+        num_rows: completions under way at a time, on each device: a row whose completion has ended
+            takes the next one (continuous batching). 0: all of them, begun together.
+        mesh: devices that share the prompts, along `data`; parameters are the same on all.
         unroll: whether the layers of a decoding step are unrolled: faster on CPUs (the default
             there), but compiled more slowly.
 
@@ -110,165 +84,118 @@ def generate(
         (1, 2, 5)
     """
     prompt_tokens, prompt_mask = check_prompts(prompt_tokens, prompt_mask)
-    settings = Settings(
+    settings = make_settings(
+        net,
         group_size=group_size,
         max_new_tokens=max_new_tokens,
-        stop_tokens=tuple(int(token) for token in stop_tokens),
-        pad_token=int(pad_token),
-        temperature=float(temperature),
-        top_k=int(top_k),
-        top_p=float(top_p),
+        stop_tokens=stop_tokens,
+        pad_token=pad_token,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
         min_new_tokens=min_new_tokens,
-        unroll=jax.default_backend() == "cpu" if unroll is None else unroll,
+        num_rows=num_rows,
+        unroll=unroll,
     )
-    check_settings(settings, net.config.vocab_size)
-    return _generate(
-        key, net, params, *pad_to_bucket(prompt_tokens, prompt_mask), first_prompt, settings
-    )
+    table = check_table(stop_table, net.config.vocab_size)
+    prompts = pad_to_bucket(prompt_tokens, prompt_mask)
+    return _generate(key, net, params, *prompts, first_prompt, table, settings, mesh)
 
 
-@partial(jax.jit, static_argnames=("net", "settings"))
+@partial(jax.jit, static_argnames=("net", "settings", "mesh"))
 def _generate(
     key: Key,
     net: LanguageNet,
     params: Params,
-    prompt_tokens: Array,
-    prompt_mask: Array,
+    tokens: Array,
+    mask: Array,
     first_prompt: Any,
+    table: Array,
     settings: Settings,
+    mesh: Mesh | None,
 ) -> Completions:
-    state = start(key, net, params, prompt_tokens, prompt_mask, first_prompt, settings)
-    state = run(net, params, state, settings.max_new_tokens, settings)
-    return completions_of(state, settings)
+    def complete(
+        key: Key, params: Params, tokens: Array, mask: Array, first_prompt: Any, table: Array
+    ) -> Completions:
+        if mesh is not None:
+            first_prompt += jax.lax.axis_index(DATA) * len(tokens)
+        if settings.num_rows:
+            return continuous.complete(
+                key, net, params, tokens, mask, first_prompt, table, settings
+            )
+        state = decoding.start(key, net, params, tokens, mask, first_prompt, table, settings)
+        state = decoding.run(net, params, state, settings.max_new_tokens, table, settings)
+        return decoding.completions_of(state)
+
+    if mesh is None:
+        return complete(key, params, tokens, mask, first_prompt, table)
+    split, whole = PartitionSpec(DATA), PartitionSpec()
+    num = len(tokens)
+    padding = ((0, -num % mesh.shape[DATA]), (0, 0))  # copies of the last prompt
+    tokens, mask = (jnp.pad(x, padding, mode="edge") for x in (tokens, mask))
+    over_devices = jax.shard_map(
+        complete,
+        mesh=mesh,
+        in_specs=(whole, whole, split, split, whole, whole),
+        out_specs=split,
+        check_vma=False,
+    )
+    completions = over_devices(key, params, tokens, mask, first_prompt, table)
+    return jax.tree.map(lambda x: x[:num], completions)
 
 
-def start(
-    key: Key,
+def completion_log_probs(
     net: LanguageNet,
     params: Params,
-    prompt_tokens: Array,
-    prompt_mask: Array,
-    first_prompt: Any,
-    settings: Settings,
-) -> SamplerState:
-    """The prompts prefilled, and the first token of each completion."""
-    config = net.config
-    (num, length), group = prompt_tokens.shape, settings.group_size
-    hidden, prompts = net.forward(
-        params,
-        prompt_tokens,
-        positions_of(prompt_mask),
-        prefill_attention(prompt_mask),
-        empty_cache(config, num, config.num_kv_heads, length),
+    prompt_tokens: Integer[ArrayLike, "P L"],
+    prompt_mask: Shaped[ArrayLike, "P L"],
+    completions: Completions,
+    *,
+    stop_tokens: Any,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_new_tokens: int = 0,
+) -> Array:
+    """The sampler's log-probabilities once more, by the forward pass that a learner uses.
+
+    Args:
+        net, params: the model.
+        prompt_tokens, prompt_mask: [P, L], as they were given to `generate`.
+        completions: what it returned.
+        stop_tokens, temperature, top_k, top_p, min_new_tokens: as they were.
+
+    Returns:
+        [P, G, N] float32, 0 where the completions' mask is.
+    """
+    tokens, mask = check_prompts(prompt_tokens, prompt_mask)
+    num, group, size = completions.tokens.shape
+    settings = make_settings(
+        net,
+        group_size=group,
+        max_new_tokens=size,
+        stop_tokens=stop_tokens,
+        pad_token=0,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_new_tokens=min_new_tokens,
     )
-    logits = net.unembed(params, hidden[:, -1])
-    logits = jnp.broadcast_to(logits[:, None], (num, group, config.vocab_size))
-    size = (num, group, settings.max_new_tokens)
-    cache = empty_cache(config, num, group, config.num_kv_heads, settings.max_new_tokens)
-    if settings.unroll:
-        prompts, cache = unstack_cache(prompts), unstack_cache(cache)
-    state = SamplerState(
-        time=jnp.int32(0),
-        keys=completion_keys(key, first_prompt + jnp.arange(num), group),
-        last=jnp.zeros(size[:2], jnp.int32),
-        going=jnp.ones(size[:2], bool),
-        tokens=jnp.full(size, settings.pad_token, jnp.int32),
-        log_probs=jnp.zeros(size),
-        lengths=jnp.zeros(size[:2], jnp.int32),
-        prompt_mask=prompt_mask,
-        prompts=prompts,
-        cache=cache,
+    generated = completions.tokens.reshape(-1, size)
+    rows = jnp.concatenate([jnp.repeat(tokens, group, axis=0), generated], axis=1)
+    rows_mask = jnp.concatenate(
+        [jnp.repeat(mask, group, axis=0), completions.mask.reshape(-1, size)], axis=1
     )
-    return extend(state, logits, settings)
+    hidden = net.hidden(params, rows, mask=rows_mask)[:, tokens.shape[1] - 1 : -1]
 
+    def score(inputs: tuple[Array, Array]) -> Array:  # one completion: [N, V] at a time
+        hidden, tokens = inputs
+        logits = decoding.sampled_logits(net.unembed(params, hidden), jnp.arange(size), settings)
+        chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
+        return chosen - jax.nn.logsumexp(logits, axis=-1)
 
-def run(
-    net: LanguageNet, params: Params, state: SamplerState, until: Any, settings: Settings
-) -> SamplerState:
-    """Goes on until each completion has stopped or has `until` tokens."""
-    if settings.unroll:
-        params = unstack(params)
-    prompt_lengths = jnp.sum(state.prompt_mask, axis=1, dtype=jnp.int32)
-    until = jnp.minimum(until, settings.max_new_tokens)
-
-    def proceed(state: SamplerState) -> Array:
-        return jnp.any(state.going) & (state.time < until)
-
-    def step(state: SamplerState) -> SamplerState:
-        slot = state.time - 1
-        attend = cached_attention(
-            state.prompts, state.prompt_mask, slot, jnp.full_like(state.lengths, state.time)
-        )
-        positions = jnp.broadcast_to((prompt_lengths + slot)[:, None], state.last.shape)
-        rows = state.last.reshape(-1, 1), positions.reshape(-1, 1)
-        hidden, cache = net.forward(params, *rows, attend, state.cache)
-        logits = net.unembed(params, hidden[:, 0]).reshape(*state.last.shape, -1)
-        return extend(state._replace(cache=cache), logits, settings)
-
-    return jax.lax.while_loop(proceed, step, state)
-
-
-def extend(state: SamplerState, logits: Array, settings: Settings) -> SamplerState:
-    """One more token for each completion that goes on, by logits [P, G, V]."""
-    tokens, log_probs = next_tokens(state.keys, state.time, logits, settings)
-    tokens = jnp.where(state.going, tokens, settings.pad_token)
-    log_probs = jnp.where(state.going, log_probs, 0.0)
-
-    def write(all: Array, new: Array) -> Array:
-        return jax.lax.dynamic_update_slice_in_dim(all, new[..., None], state.time, axis=2)
-
-    return state._replace(
-        time=state.time + 1,
-        last=tokens,
-        going=state.going & ~is_stop(tokens, settings.stop_tokens),
-        tokens=write(state.tokens, tokens),
-        log_probs=write(state.log_probs, log_probs),
-        lengths=state.lengths + state.going,
-    )
-
-
-def next_tokens(keys: Key, number: Array, logits: Array, settings: Settings) -> tuple[Array, Array]:
-    """Token `number` of each completion [P, G], and its log-probability."""
-    logits = sampled_logits(logits, number, settings)
-    if settings.temperature == 0:
-        tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        return tokens, jnp.zeros(tokens.shape)
-    number = jnp.broadcast_to(number, keys.shape)
-    return sample_tokens(jax.vmap(jax.vmap(jax.random.fold_in))(keys, number), logits)
-
-
-def sampled_logits(logits: Array, number: Any, settings: Settings) -> Array:
-    """Logits [*S, V] of the distribution of token `number` [] or [*S]."""
-    if settings.min_new_tokens and settings.stop_tokens:
-        stops = is_stop(jnp.arange(logits.shape[-1]), settings.stop_tokens)
-        early = jnp.broadcast_to(number < settings.min_new_tokens, logits.shape[:-1])
-        stops = jnp.broadcast_to(stops, logits.shape)
-        logits = jnp.where(early[..., None] & stops, -jnp.inf, logits)
-    return filter_logits(
-        logits,
-        temperature=settings.temperature,
-        top_k=settings.top_k,
-        top_p=settings.top_p,
-    )
-
-
-def completion_keys(key: Key, prompts: Array, group_size: int) -> Key:
-    """A key [P, G] for each completion, by the index of its prompt and its own in the group."""
-    of_prompts = jax.vmap(partial(jax.random.fold_in, key))(prompts)
-    return jax.vmap(lambda k: jax.vmap(partial(jax.random.fold_in, k))(jnp.arange(group_size)))(
-        of_prompts
-    )
-
-
-def completions_of(state: SamplerState, settings: Settings) -> Completions:
-    places = jnp.arange(settings.max_new_tokens)[None, None]
-    return Completions(
-        tokens=state.tokens,
-        mask=places < state.lengths[..., None],
-        log_probs=state.log_probs,
-        lengths=state.lengths,
-        finished=~state.going,
-    )
+    log_probs = jax.lax.map(score, (hidden, generated)).reshape(num, group, size)
+    return jnp.where(completions.mask, log_probs, 0.0)
 
 
 def completion_mask(
@@ -310,14 +237,6 @@ def completion_mask(
     return mask, jnp.sum(mask, axis=1, dtype=jnp.int32), jnp.any(stops, axis=1)
 
 
-def is_stop(tokens: Array, stop_tokens: tuple[int, ...]) -> Array:
-    """Bool of the shape of `tokens`."""
-    found = jnp.zeros(tokens.shape, bool)
-    for token in stop_tokens:
-        found |= tokens == token
-    return found
-
-
 def pad_to_bucket(prompt_tokens: Array, prompt_mask: Array) -> tuple[Array, Array]:
     """The prompts with padding added on their left, up to a length of `bucket`."""
     length = prompt_tokens.shape[1]
@@ -347,24 +266,51 @@ def check_prompts(tokens: Any, mask: Any) -> tuple[Array, Array]:
         raise ValueError(
             f"prompt_tokens are {tokens.shape}: there must be one prompt and one token"
         )
-    if not isinstance(mask, jax.core.Tracer) and not bool(mask[:, -1].all()):
+    if not isinstance(mask, Tracer) and not bool(mask[:, -1].all()):
         row = int(jnp.argmin(mask[:, -1]))
         raise ValueError(f"prompt {row} has no token at its end: prompts are padded on the left")
     return tokens.astype(jnp.int32), mask
 
 
-def check_settings(settings: Settings, vocab_size: int) -> None:
+def make_settings(
+    net: LanguageNet,
+    *,
+    stop_tokens: Sequence[int],
+    unroll: bool | None = None,
+    **others: Any,
+) -> Settings:
+    """Checked against each other and the vocabulary.
+
+    Raises:
+      ValueError: of one line, if one is out of range.
+    """
+    settings = Settings(
+        stop_tokens=tuple(int(token) for token in stop_tokens),
+        unroll=jax.default_backend() == "cpu" if unroll is None else unroll,
+        **others,
+    )
     check_filter(settings.temperature, settings.top_k, settings.top_p)
     for name in ("group_size", "max_new_tokens"):
         if (value := getattr(settings, name)) < 1:
             raise ValueError(f"{name} is {value}: it must be at least 1")
-    if not 0 <= settings.min_new_tokens <= settings.max_new_tokens:
-        raise ValueError(
-            f"min_new_tokens is {settings.min_new_tokens}: it must be in 0 ... max_new_tokens = "
-            f"{settings.max_new_tokens}"
-        )
+    for name, most in (
+        ("min_new_tokens", settings.max_new_tokens),
+        ("num_rows", 2**20),
+    ):
+        if not 0 <= (value := getattr(settings, name)) <= most:
+            raise ValueError(f"{name} is {value}: it must be in 0 ... {most}")
+    vocab_size = net.config.vocab_size
     for token in (*settings.stop_tokens, settings.pad_token):
         if not 0 <= token < vocab_size:
-            raise ValueError(
-                f"stop or pad token {token} is not in the vocabulary: 0 ... {vocab_size - 1}"
-            )
+            raise ValueError(f"token {token} is outside the vocabulary, 0 ... {vocab_size - 1}")
+    return settings
+
+
+def check_table(table: Any, vocab_size: int) -> Array:
+    if table is None:
+        return jnp.asarray(NO_STRINGS)
+    if table.ndim != 2 or table.shape[1] > vocab_size:
+        raise ValueError(
+            f"stop_table is {table.shape}: it must be [states, up to {vocab_size} tokens]"
+        )
+    return jnp.asarray(table, jnp.int32)
