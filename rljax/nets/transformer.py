@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from rljax.nets.rotary import RopeScaling, check_scaling, frequencies, rotate, rotation
 from rljax.types import Array, Key, LanguageNet, Params, PyTree
@@ -78,7 +79,9 @@ def make_transformer(config: TransformerConfig) -> LanguageNet:
             )
         return rms_norm(x, params["norm"], config.norm_eps), memory
 
-    def hidden(params: Params, tokens: Array, *, positions: Any = None, mask: Any = None) -> Array:
+    def hidden(
+        params: Params, tokens: ArrayLike, *, positions: Any = None, mask: Any = None
+    ) -> Array:
         tokens = jnp.asarray(tokens)
         mask = jnp.ones(tokens.shape, bool) if mask is None else jnp.asarray(mask) != 0
         if tokens.ndim != 2 or mask.shape != tokens.shape:
@@ -94,7 +97,9 @@ def make_transformer(config: TransformerConfig) -> LanguageNet:
         table = params["embedding" if config.tie_embeddings else "unembedding"]
         return product(x, table.astype(dtype))
 
-    def apply(params: Params, tokens: Array, *, positions: Any = None, mask: Any = None) -> Array:
+    def apply(
+        params: Params, tokens: ArrayLike, *, positions: Any = None, mask: Any = None
+    ) -> Array:
         return unembed(params, hidden(params, tokens, positions=positions, mask=mask))
 
     return LanguageNet(partial(init, config), apply, hidden, unembed, forward, config)
