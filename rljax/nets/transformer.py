@@ -43,6 +43,7 @@ class TransformerConfig(NamedTuple):
     param_dtype: str = "float32"
     compute_dtype: str = "float32"  # of the products' inputs; they are summed in float32
     remat: bool = False  # layers are computed again for the gradient, instead of kept
+    max_positions: int | None = None  # for how many it was trained; files carry it, nothing uses it
 
 
 def make_transformer(config: TransformerConfig) -> LanguageNet:
