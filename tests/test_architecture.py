@@ -50,7 +50,9 @@ OUTSIDE = [
     (
         "files",
         {"os", "io", "pathlib", "shutil", "tempfile", "glob", "pickle", "orbax", "tensorboardX"},
-        {"runtime", "envs", "data", "rljax/llm/load.py", "rljax/llm/tokenizer.py"},
+        {"runtime", "envs", "data"}
+        | {f"rljax/llm/{name}.py" for name in ("load", "tokenizer", "safetensors_file")}
+        | {f"rljax/llm/{name}.py" for name in ("gguf_file", "gguf_reader")},
     ),
     ("simulators", {"gymnasium", "mujoco"}, {"runtime", "envs"}),
 ]
