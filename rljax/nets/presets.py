@@ -1,0 +1,75 @@
+"""Sizes of language models by name, from one that trains in seconds to 8 billion parameters."""
+
+from typing import Any
+
+from rljax.nets.rotary import RopeScaling
+from rljax.nets.transformer import TransformerConfig, check_config
+
+
+def llama3_scaling(factor: float) -> RopeScaling:
+    """How Llama 3.1 and 3.2 reach beyond the 8192 positions of Llama 3."""
+    return RopeScaling("llama3", factor, 8192, low_freq_factor=1.0, high_freq_factor=4.0)
+
+
+def qwen3(*sizes: int, **variants: Any) -> TransformerConfig:
+    """Sizes in the order of the config: V, N, D, H, KV, K, F."""
+    fields: dict[str, Any] = {"rope_theta": 1e6, "norm_eps": 1e-6, "qk_norm": True, "max_positions": 40_960}
+    return TransformerConfig(*sizes, **fields, **variants)
+
+
+PRESETS: dict[str, TransformerConfig] = {
+    # From scratch; for tokenizers of a few symbols, and of bytes (256 and some special ones).
+    "tiny": TransformerConfig(32, 2, 16, 2, 1, 8, 32, max_positions=128),
+    "mini": TransformerConfig(64, 2, 64, 4, 2, 16, 192, max_positions=256),
+    "small": TransformerConfig(320, 4, 128, 4, 2, 32, 384, max_positions=512),
+    "medium": TransformerConfig(320, 8, 384, 6, 2, 64, 1024, max_positions=1024),
+    # As published, for loading or for training from scratch.
+    "smollm2-135m": TransformerConfig(
+        *(49_152, 30, 576, 9, 3, 64, 1536), rope_theta=1e5, norm_eps=1e-5, max_positions=8192
+    ),
+    "smollm2-360m": TransformerConfig(
+        *(49_152, 32, 960, 15, 5, 64, 2560), rope_theta=1e5, norm_eps=1e-5, max_positions=8192
+    ),
+    "qwen2.5-0.5b": TransformerConfig(
+        *(151_936, 24, 896, 14, 2, 64, 4864),
+        rope_theta=1e6,
+        norm_eps=1e-6,
+        qkv_bias=True,
+        max_positions=32_768,
+    ),
+    "qwen3-0.6b": qwen3(151_936, 28, 1024, 16, 8, 128, 3072),
+    "llama-3.2-1b": TransformerConfig(
+        *(128_256, 16, 2048, 32, 8, 64, 8192),
+        rope_theta=5e5,
+        rope_scaling=llama3_scaling(32.0),
+        norm_eps=1e-5,
+        max_positions=131_072,
+    ),
+    "qwen3-1.7b": qwen3(151_936, 28, 2048, 16, 8, 128, 6144),
+    "llama-3.1-8b": TransformerConfig(
+        *(128_256, 32, 4096, 32, 8, 128, 14_336),
+        rope_theta=5e5,
+        rope_scaling=llama3_scaling(8.0),
+        norm_eps=1e-5,
+        tie_embeddings=False,
+        max_positions=131_072,
+    ),
+    "qwen3-8b": qwen3(151_936, 36, 4096, 32, 8, 128, 12_288, tie_embeddings=False),
+}
+
+
+def num_params(config: TransformerConfig) -> int:
+    """How many numbers the parameters of a model are.
+
+    >>> num_params(PRESETS["smollm2-135m"])
+    134515008
+    """
+    check_config(config)
+    c = config
+    heads, kv_heads = c.num_heads * c.head_size, c.num_kv_heads * c.head_size
+    layer = 2 * c.model_size  # norms
+    layer += 2 * c.model_size * (heads + kv_heads) + 3 * c.model_size * c.mlp_size
+    layer += (heads + 2 * kv_heads) * c.qkv_bias + c.model_size * c.out_bias
+    layer += (2 * c.mlp_size + c.model_size) * c.mlp_bias + 2 * c.head_size * c.qk_norm
+    tables = 1 if c.tie_embeddings else 2
+    return tables * c.vocab_size * c.model_size + c.num_layers * layer + c.model_size
