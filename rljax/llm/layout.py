@@ -1,5 +1,6 @@
 """Where the tensors of a file stand in the parameters of a model, for reading and for writing."""
 
+import gc
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -130,13 +131,18 @@ def read_params(checkpoint: Checkpoint, net: LanguageNet, sharding: Any) -> Para
         *parents, last = path.split("/")
         for parent in parents:
             target = target.setdefault(parent, {})
-        leaf = filled(checkpoint, parts, np.empty(shapes[path], dtype))
-        target[last] = put(leaf, path, sharding)
+        # What is on the host gets no name, or it would live while the next one is filled; JAX too
+        # lets go of it only when Python collects garbage.
+        target[last] = put(filled(checkpoint, parts, shapes[path], dtype), path, sharding)
+        gc.collect(0)
     return params
 
 
-def filled(checkpoint: Checkpoint, parts: list[Piece], leaf: np.ndarray) -> np.ndarray:
-    """One parameter, with its pieces read into it."""
+def filled(
+    checkpoint: Checkpoint, parts: list[Piece], shape: tuple[int, ...], dtype: Any
+) -> np.ndarray:
+    """One parameter, from its pieces."""
+    leaf = np.empty(shape, dtype)
     for piece in parts:
         target, name = leaf[piece.place], checkpoint.rename(piece.name)
         # A table of embeddings is read in blocks of rows, so that no second one stands beside it.
@@ -154,6 +160,7 @@ def put(leaf: np.ndarray, path: str, sharding: Any) -> jax.Array:
     if sharding is not None and not isinstance(sharding, Sharding):
         sharding = sharding(path, leaf.shape)
     if sharding is None:
-        return jax.block_until_ready(jax.device_put(leaf))
+        # Memory of NumPy's could be used as it is, but then never be donated.
+        return jax.block_until_ready(jax.device_put(leaf, may_alias=False))
     array = jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
     return jax.block_until_ready(array)

@@ -82,7 +82,9 @@ def model_from_config(config: TransformerConfig, key: Key, tokenizer: Any = None
     return LanguageModel(config, net, net.init(key), tokenizer)
 
 
-def save_language_model(path: Any, model: LanguageModel, *, max_shard_bytes: float = 5e9) -> None:
+def save_language_model(
+    path: Any, model: LanguageModel, *, max_shard_bytes: float | int = 5e9
+) -> None:
     """Writes a folder that `load_language_model` and transformers read.
 
     It is written beside `path` and then renamed: whenever this is killed, there is no part of a

@@ -41,7 +41,8 @@ def open_folder(folder: Path) -> Checkpoint:
             del shapes[name]
 
     def read(name: str, rows: slice) -> np.ndarray:
-        return tensors[name][rows]
+        start, stop, _ = rows.indices(tensors[name].get_shape()[0])  # it does not clip
+        return tensors[name][start:stop]
 
     if config.tie_embeddings and HEAD in shapes and shapes.get(EMBEDDING) == shapes[HEAD]:
         num_rows = shapes.pop(HEAD)[0]
@@ -100,7 +101,7 @@ def read_json(path: Path) -> Any:
 
 
 def write_tensors(
-    folder: Path, config: TransformerConfig, params: Params, max_shard_bytes: float
+    folder: Path, config: TransformerConfig, params: Params, max_shard_bytes: float | int
 ) -> None:
     """Writes `params` as one file, or as shards with an index; one shard at a time is in memory."""
     save_file = need("safetensors.numpy", "save_language_model").save_file
@@ -141,7 +142,7 @@ def leaf_of(params: Params, path: str) -> Any:
     return value
 
 
-def split(sizes: dict[str, int], limit: float) -> list[list[str]]:
+def split(sizes: dict[str, int], limit: float | int) -> list[list[str]]:
     """Tensors in their order, in groups of at most `limit` bytes (or of one tensor).
 
     >>> split({"a": 3, "b": 4, "c": 9, "d": 1}, 8)

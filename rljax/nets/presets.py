@@ -1,7 +1,5 @@
 """Sizes of language models by name, from one that trains in seconds to 8 billion parameters."""
 
-from typing import Any
-
 from rljax.nets.rotary import RopeScaling
 from rljax.nets.transformer import TransformerConfig, check_config
 
@@ -11,12 +9,14 @@ def llama3_scaling(factor: float) -> RopeScaling:
     return RopeScaling("llama3", factor, 8192, low_freq_factor=1.0, high_freq_factor=4.0)
 
 
-def qwen3(*sizes: int, **variants: Any) -> TransformerConfig:
-    """Sizes in the order of the config: V, N, D, H, KV, K, F."""
-    fields: dict[str, Any] = {"rope_theta": 1e6, "norm_eps": 1e-6, "qk_norm": True, "max_positions": 40_960}
-    return TransformerConfig(*sizes, **fields, **variants)
-
-
+QWEN3 = TransformerConfig(
+    *(151_936, 28, 1024, 16, 8, 128, 3072),
+    rope_theta=1e6,
+    norm_eps=1e-6,
+    qk_norm=True,
+    max_positions=40_960,
+)
+# Sizes stand in the order of the config: V, N, D, H, KV, K, F.
 PRESETS: dict[str, TransformerConfig] = {
     # From scratch; for tokenizers of a few symbols, and of bytes (256 and some special ones).
     "tiny": TransformerConfig(32, 2, 16, 2, 1, 8, 32, max_positions=128),
@@ -37,7 +37,7 @@ PRESETS: dict[str, TransformerConfig] = {
         qkv_bias=True,
         max_positions=32_768,
     ),
-    "qwen3-0.6b": qwen3(151_936, 28, 1024, 16, 8, 128, 3072),
+    "qwen3-0.6b": QWEN3,
     "llama-3.2-1b": TransformerConfig(
         *(128_256, 16, 2048, 32, 8, 64, 8192),
         rope_theta=5e5,
@@ -45,7 +45,7 @@ PRESETS: dict[str, TransformerConfig] = {
         norm_eps=1e-5,
         max_positions=131_072,
     ),
-    "qwen3-1.7b": qwen3(151_936, 28, 2048, 16, 8, 128, 6144),
+    "qwen3-1.7b": QWEN3._replace(model_size=2048, mlp_size=6144),
     "llama-3.1-8b": TransformerConfig(
         *(128_256, 32, 4096, 32, 8, 128, 14_336),
         rope_theta=5e5,
@@ -54,7 +54,9 @@ PRESETS: dict[str, TransformerConfig] = {
         tie_embeddings=False,
         max_positions=131_072,
     ),
-    "qwen3-8b": qwen3(151_936, 36, 4096, 32, 8, 128, 12_288, tie_embeddings=False),
+    "qwen3-8b": QWEN3._replace(
+        num_layers=36, model_size=4096, num_heads=32, mlp_size=12_288, tie_embeddings=False
+    ),
 }
 
 
