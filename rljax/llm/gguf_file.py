@@ -10,6 +10,7 @@ import numpy as np
 from rljax.llm.gguf_reader import GgufFile, read_gguf
 from rljax.llm.layout import Checkpoint
 from rljax.llm.packages import need
+from rljax.llm.tokenizer import from_gguf
 from rljax.nets.rotary import RopeScaling, frequencies
 from rljax.nets.transformer import TransformerConfig
 
@@ -59,7 +60,10 @@ def open_gguf(path: Path) -> Checkpoint:
         heads = permuted.get(name.split(".")[2]) if name.startswith("blk.") else None
         return numbers if heads is None else in_halves(numbers, heads)
 
-    return Checkpoint(config, shapes, name_of, read, "tokenizer.ggml.tokens" in file.metadata)
+    def tokenizer() -> Any:
+        return from_gguf(file.metadata) if "tokenizer.ggml.tokens" in file.metadata else None
+
+    return Checkpoint(config, shapes, name_of, read, tokenizer)
 
 
 def name_of(name: str) -> str:

@@ -30,15 +30,15 @@ class Checkpoint(NamedTuple):
     shapes: dict[str, tuple[int, ...]]  # of the tensors, under the names of the file
     rename: Callable[[str], str]  # the name of a Piece -> that of the file
     read: Callable[[str, slice], np.ndarray]  # name in the file, rows -> those rows
-    has_tokenizer: bool
+    tokenizer: Callable[[], Any]  # reads it; None if there is none
 
 
 def pieces(config: TransformerConfig) -> dict[str, list[Piece]]:
     """The tensors that each parameter is made of, by its path.
 
     >>> tiny = TransformerConfig(11, 2, 8, 2, 1, 4, 16)
-    >>> [piece.shape for piece in pieces(tiny)["layers/gate_up"]]
-    [(16, 8), (16, 8), (16, 8), (16, 8)]
+    >>> [piece.shape for piece in pieces(tiny)["layers/gate"]]
+    [(16, 8), (16, 8)]
     """
     c = config
     groups = c.num_heads // c.num_kv_heads
@@ -54,7 +54,8 @@ def pieces(config: TransformerConfig) -> dict[str, list[Piece]]:
         ],
         "out": [("self_attn.o_proj.weight", (), (d, heads))],
         "mlp_norm": [("post_attention_layernorm.weight", (), (d,))],
-        "gate_up": [("mlp.gate_proj.weight", (0,), (f, d)), ("mlp.up_proj.weight", (1,), (f, d))],
+        "gate": [("mlp.gate_proj.weight", (), (f, d))],
+        "up": [("mlp.up_proj.weight", (), (f, d))],
         "down": [("mlp.down_proj.weight", (), (d, f))],
     }
     if c.qkv_bias:
@@ -66,10 +67,8 @@ def pieces(config: TransformerConfig) -> dict[str, list[Piece]]:
     if c.out_bias:
         table["out_bias"] = [("self_attn.o_proj.bias", (), (d,))]
     if c.mlp_bias:
-        table["gate_up_bias"] = [
-            ("mlp.gate_proj.bias", (0,), (f,)),
-            ("mlp.up_proj.bias", (1,), (f,)),
-        ]
+        table["gate_bias"] = [("mlp.gate_proj.bias", (), (f,))]
+        table["up_bias"] = [("mlp.up_proj.bias", (), (f,))]
         table["down_bias"] = [("mlp.down_proj.bias", (), (d,))]
     if c.qk_norm:
         table["query_norm"] = [("self_attn.q_norm.weight", (), (c.head_size,))]

@@ -11,6 +11,7 @@ from rljax.llm.gguf_file import open_gguf
 from rljax.llm.huggingface import config_to_json
 from rljax.llm.layout import check_tensors, read_params, shapes_of
 from rljax.llm.safetensors_file import open_folder, sync, write_json, write_tensors
+from rljax.llm.tokenizer import Tokenizer, save_tokenizer
 from rljax.nets.transformer import DTYPES, TransformerConfig, make_transformer
 from rljax.types import Key, LanguageNet, Params
 
@@ -27,7 +28,7 @@ class LanguageModel(NamedTuple):
     config: TransformerConfig
     net: LanguageNet
     params: Params
-    tokenizer: Any  # a rljax.llm.tokenizer.Tokenizer, or None
+    tokenizer: Tokenizer | None
 
 
 def load_language_model(
@@ -65,13 +66,16 @@ def load_language_model(
         config = checkpoint.config._replace(param_dtype=param_dtype, compute_dtype=compute)
         net = make_transformer(config)
         check_tensors(checkpoint)
+        tokenizer = checkpoint.tokenizer()
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    tokenizer = tokenizer_of(path, checkpoint.has_tokenizer)
+        message = str(error)
+        raise ValueError(message if str(path) in message else f"{path}: {message}") from error
     return LanguageModel(config, net, read_params(checkpoint, net, sharding), tokenizer)
 
 
-def model_from_config(config: TransformerConfig, key: Key, tokenizer: Any = None) -> LanguageModel:
+def model_from_config(
+    config: TransformerConfig, key: Key, tokenizer: Tokenizer | None = None
+) -> LanguageModel:
     """A model with random weights, to be trained from scratch.
 
     >>> tiny = TransformerConfig(11, 1, 8, 2, 1, 4, 16)
@@ -116,8 +120,6 @@ def save_language_model(
     try:
         write_tensors(new, model.config, model.params, max_shard_bytes)
         if model.tokenizer is not None:
-            from rljax.llm.tokenizer import save_tokenizer
-
             save_tokenizer(new, model.tokenizer)
         write_json(new / "config.json", values)
         sync(new)
@@ -140,15 +142,6 @@ def dtype_name(what: str, dtype: Any) -> str:
     if name not in DTYPES:
         raise ValueError(f"{what} is {name}: it must be one of {', '.join(DTYPES)}")
     return name
-
-
-def tokenizer_of(path: Path, has_tokenizer: bool) -> Any:
-    """The tokenizer of a folder or a file, or None."""
-    if not has_tokenizer:
-        return None
-    from rljax.llm.tokenizer import from_folder, from_gguf
-
-    return from_folder(path) if path.is_dir() else from_gguf(path)
 
 
 def check_replaceable(path: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from rljax.llm.huggingface import config_from_json
 from rljax.llm.layout import Checkpoint, pieces
 from rljax.llm.packages import need
+from rljax.llm.tokenizer import from_folder
 from rljax.nets.transformer import TransformerConfig
 from rljax.types import Params
 
@@ -48,8 +49,11 @@ def open_folder(folder: Path) -> Checkpoint:
         num_rows = shapes.pop(HEAD)[0]
         if not equal(read, num_rows):
             raise ValueError(f"{HEAD} differs from {EMBEDDING}, to which config.json ties it")
-    has_tokenizer = (folder / "tokenizer.json").is_file()
-    return Checkpoint(config, shapes, lambda name: name, read, has_tokenizer)
+
+    def tokenizer() -> Any:
+        return from_folder(folder) if (folder / "tokenizer.json").is_file() else None
+
+    return Checkpoint(config, shapes, lambda name: name, read, tokenizer)
 
 
 def equal(read: Any, num_rows: int) -> bool:

@@ -77,7 +77,7 @@ def test_quantised_weights(kind, folder, tmp_path):
 
     np.testing.assert_array_equal(table, rounded("token_embd.weight"))
     for layer in range(2):
-        up = layers["gate_up"][layer, 1]
+        up = layers["up"][layer]
         np.testing.assert_array_equal(up, rounded(f"blk.{layer}.ffn_up.weight"))
         # Output i of a head was stored at 2i, output i + 32 at 2i + 1.
         queries = rounded(f"blk.{layer}.attn_q.weight").reshape(2, 2, 64, 256)
