@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from rljax.llm.vocabulary import Vocabulary, need
+from rljax.llm.packages import need
+from rljax.llm.vocabulary import Vocabulary
 
 PRIVATE = range(0xF0000, 0xFFFFE)  # characters that no text means anything by
 

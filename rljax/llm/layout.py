@@ -1,6 +1,7 @@
 """Where the tensors of a file stand in the parameters of a model, for reading and for writing."""
 
 import gc
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,7 +13,8 @@ from jax.sharding import Sharding
 from rljax.nets.transformer import TransformerConfig, make_transformer
 from rljax.types import LanguageNet, Params
 
-BLOCK = 1 << 24  # numbers that are read at once where rows can be read apart
+BLOCK = 1 << 22  # numbers that are read at once where rows can be read apart
+ALIGNMENT = 64  # bytes
 
 
 class Piece(NamedTuple):
@@ -141,11 +143,11 @@ def filled(
     checkpoint: Checkpoint, parts: list[Piece], shape: tuple[int, ...], dtype: Any
 ) -> np.ndarray:
     """One parameter, from its pieces."""
-    leaf = np.empty(shape, dtype)
+    leaf = aligned(shape, dtype)
     for piece in parts:
         target, name = leaf[piece.place], checkpoint.rename(piece.name)
         # A table of embeddings is read in blocks of rows, so that no second one stands beside it.
-        step = max(1, BLOCK // int(np.prod(piece.shape[1:], dtype=np.int64)))
+        step = max(1, BLOCK // math.prod(piece.shape[1:]))
         if target.shape != piece.shape or len(target) <= step:
             target[...] = checkpoint.read(name, slice(None)).reshape(target.shape)
             continue
@@ -154,12 +156,19 @@ def filled(
     return leaf
 
 
+def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Memory that JAX takes as it is where the device is the CPU, instead of copying it."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
 def put(leaf: np.ndarray, path: str, sharding: Any) -> jax.Array:
     """`leaf` as an array on the device or devices, there before this returns."""
     if sharding is not None and not isinstance(sharding, Sharding):
         sharding = sharding(path, leaf.shape)
     if sharding is None:
-        # Memory of NumPy's could be used as it is, but then never be donated.
-        return jax.block_until_ready(jax.device_put(leaf, may_alias=False))
+        return jax.block_until_ready(jax.device_put(leaf))
     array = jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
     return jax.block_until_ready(array)

@@ -36,8 +36,8 @@ def load_language_model(
 ) -> LanguageModel:
     """A model of the Llama, Qwen2 or Qwen3 family (SmolLM2 is a Llama) from a folder or a file.
 
-    Parameters are read one after another, each straight to its devices: the host holds at most one
-    of them (on a CPU, one of them twice), not the model a second time.
+    Parameters are read one after another, each straight to its devices: the host holds one of them
+    at a time. Where the device is the CPU, it is read into the memory that the parameter keeps.
 
     Args:
       path: a Hugging Face folder (config.json, safetensors in one file or in shards,

@@ -1,6 +1,7 @@
 """Folders with safetensors: opened without reading, written one shard at a time."""
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,7 +112,7 @@ def write_tensors(
     save_file = need("safetensors.numpy", "save_language_model").save_file
     leaves = {path: leaf_of(params, path) for path in pieces(config)}
     sizes = {
-        piece.name: int(np.prod(piece.shape, dtype=np.int64)) * leaves[path].dtype.itemsize
+        piece.name: math.prod(piece.shape) * leaves[path].dtype.itemsize
         for path, parts in pieces(config).items()
         for piece in parts
     }

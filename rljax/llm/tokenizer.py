@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rljax.llm.gguf_reader import read_gguf
 from rljax.llm.gguf_vocabulary import gguf_spec
 from rljax.llm.text import (
     ROLES,
@@ -14,7 +15,7 @@ from rljax.llm.text import (
     stream_decode,
 )
 from rljax.llm.token_spec import parse_json
-from rljax.llm.vocabulary import json_vocabulary, need
+from rljax.llm.vocabulary import json_vocabulary
 
 __all__ = [
     "Tokenizer",
@@ -111,7 +112,7 @@ def from_gguf(source: Any) -> Tokenizer:
     """
     where = "GGUF"
     if isinstance(source, str | Path):
-        where, source = str(source), open_gguf(Path(source))
+        where, source = str(source), metadata_of(Path(source))
     items = getattr(source, "fields", source).items()
     fields = {
         name: field.contents() if hasattr(field, "contents") else field
@@ -140,15 +141,13 @@ def from_gguf(source: Any) -> Tokenizer:
     )
 
 
-def open_gguf(file: Path) -> Any:
-    gguf = need("gguf", "a GGUF file")
+def metadata_of(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ValueError(f"{file}: no such file; the path of a .gguf file is wanted")
     try:
-        return gguf.GGUFReader(file)
-    except (ValueError, IndexError, KeyError, OverflowError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"{file}: the package gguf cannot read it: {reason}") from error
+        return read_gguf(file).metadata
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
 
 
 def save_tokenizer(path: str | Path, tokenizer: Tokenizer) -> None:

@@ -1,13 +1,12 @@
 """From text to ids and from an id to the bytes it stands for, whatever the kind of vocabulary."""
 
-import importlib
 import json
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
-from types import ModuleType
 from typing import Any, NamedTuple
 
+from rljax.llm.packages import need
 from rljax.llm.token_spec import added_token, bpe_spec, byte_level, decoder_steps, parse_json
 
 SPACE = "▁"  # SentencePiece's visible space
@@ -32,16 +31,6 @@ class Vocabulary(NamedTuple):
     size: int  # one more than the largest id
     prefix: bool  # a text is encoded with a space before it, which decoding takes away
     to_json: Callable[[], str]  # as tokenizer.json
-
-
-def need(package: str, what: str) -> ModuleType:
-    """The optional package, or one line that says how to get it."""
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        name = package.partition(".")[0]
-        message = f'{what} needs the package {name}: pip install "rljax[llm]"'
-        raise ImportError(message) from error
 
 
 def byte_vocabulary(ids: Mapping[int, int], special: dict[str, int]) -> Vocabulary:

@@ -189,6 +189,6 @@ def test_what_is_wrong_with_a_gguf_vocabulary(tmp_path):
     assert "no such file" in message(tmp_path / "none.gguf")
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF\x03\x00\x00\x00 and then nothing")
-    assert f"{broken}: the package gguf cannot read it" in message(broken)
+    assert f"{broken}: the GGUF file is truncated" in message(broken)
     with pytest.raises(ValueError, match="below 0"):
         byte_tokenizer().token_bytes(-1)

@@ -1,7 +1,6 @@
 """Models from Hugging Face folders: the same logits as transformers, and the same bits again."""
 
 import json
-import os
 import tracemalloc
 from pathlib import Path
 
@@ -29,15 +28,6 @@ def assert_same(params, others):
     jax.tree.map(np.testing.assert_array_equal, params, others)
 
 
-def smollm2() -> Path:
-    """The .gguf file that `python -m experiments.get_smollm` fetches."""
-    named = os.environ.get("RLJAX_SMOLLM")
-    places = [Path(named)] if named else sorted(Path.home().glob(".cache/rljax/smollm2/*.gguf"))
-    if not places or not places[0].is_file():
-        pytest.skip("no SmolLM2: python -m experiments.get_smollm fetches it")
-    return places[0]
-
-
 @pytest.mark.parametrize("name", FOLDERS)
 def test_logits_are_those_of_transformers(name):
     model = load_language_model(REFERENCES / name)
@@ -51,8 +41,8 @@ def test_logits_are_those_of_transformers(name):
 
 
 @pytest.mark.slow
-def test_logits_of_smollm2_are_those_of_transformers():
-    model = load_language_model(smollm2())
+def test_logits_of_smollm2_are_those_of_transformers(smollm_path):
+    model = load_language_model(smollm_path)
     reference = np.load(REFERENCES / "smollm2.npz")
     logits = np.asarray(jax.jit(model.net.apply)(model.params, reference["tokens"]))
     sampled = logits[:, :, reference["vocabulary_ids"]]
@@ -138,23 +128,25 @@ def test_parameters_are_put_where_they_are_wanted():
 def test_no_second_copy_of_a_model_is_made(tmp_path, key):
     config = TransformerConfig(2048, 6, 128, 4, 2, 32, 512)
     save_language_model(tmp_path / "model", model_from_config(config, key))
-    extra, sizes = [], [0]
+    extra, sizes = [], []
 
     def measure(path, shape):
-        # NumPy's memory, not that of the device: this parameter, and what it took to read it.
-        size = 4 * int(np.prod(shape))
-        extra.append(tracemalloc.get_traced_memory()[1] - start - max(size, sizes[-1]))
-        sizes.append(size)
-        tracemalloc.reset_peak()  # to what lives now, and so does this parameter
+        # On a CPU NumPy's memory becomes the parameters': that of those that are there and of this
+        # one, and what it took to read it.
+        sizes.append(4 * int(np.prod(shape)))
+        extra.append(tracemalloc.get_traced_memory()[1] - start - sum(sizes))
+        tracemalloc.reset_peak()
 
     tracemalloc.start()
     try:
         start = tracemalloc.get_traced_memory()[0]
-        load_language_model(tmp_path / "model", sharding=measure)
+        model = load_language_model(tmp_path / "model", sharding=measure)
+        kept = tracemalloc.get_traced_memory()[0] - start
     finally:
         tracemalloc.stop()
     one_tensor = 4 * 2048 * 128  # the embedding: a block, as it is this small
     assert max(extra) < one_tensor + 300_000 < 0.25 * sum(sizes)
+    assert sum(x.nbytes for x in jax.tree.leaves(model.params)) <= kept < sum(sizes) + 300_000
 
 
 def test_a_large_table_is_read_in_blocks(monkeypatch):

@@ -1,6 +1,8 @@
 """What is wrong with a model's files is said in one line, before anything is compiled."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -311,3 +313,29 @@ def test_models_that_cannot_be_saved(model, tmp_path):
     )
     assert "no architecture of transformers has" in unsaved(path, odd)
     assert not list(tmp_path.iterdir())
+
+
+MISSING = """
+import sys
+for name in ("safetensors", "gguf"):
+    sys.modules[name] = None
+from rljax.llm.load import load_language_model
+for path in sys.argv[1:]:
+    try:
+        load_language_model(path)
+    except ImportError as error:
+        print(error)
+"""
+
+
+def test_without_the_optional_packages(small, folder):
+    ran = subprocess.run(
+        [sys.executable, "-c", MISSING, str(small()), str(folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.splitlines() == [
+        'a .gguf file needs the package gguf: pip install "rljax[llm]"',
+        'a Hugging Face folder needs the package safetensors: pip install "rljax[llm]"',
+    ]

@@ -85,14 +85,13 @@ def test_surrogates_in_large_vocabularies(tmp_path):
 
 MISSING = """
 import sys
-for name in ("tokenizers", "jinja2", "gguf"):
+for name in ("tokenizers", "jinja2"):
     sys.modules[name] = None
-from rljax.llm.tokenizer import byte_tokenizer, from_folder, from_gguf
+from rljax.llm.tokenizer import byte_tokenizer, from_folder
 assert byte_tokenizer().encode("a") == [97]
 calls = [
     lambda: from_folder(sys.argv[1]),
     lambda: byte_tokenizer(chat_template="x"),
-    lambda: from_gguf("x.gguf"),
 ]
 for call in calls:
     try:
@@ -110,5 +109,4 @@ def test_without_the_optional_packages(tmp_path):
     assert ran.stdout.splitlines() == [
         'this tokenizer needs the package tokenizers: pip install "rljax[llm]"',
         'a chat template needs the package jinja2: pip install "rljax[llm]"',
-        'a GGUF file needs the package gguf: pip install "rljax[llm]"',
     ]
