@@ -216,6 +216,8 @@ def unstack(params: Params) -> Params:
     On a CPU the thin products of a decoding step are faster so; compiling takes longer with depth.
     """
     layers = params["layers"]
+    if isinstance(layers, tuple):
+        return params
     number = layers["attention_norm"].shape[0]
     split = tuple(jax.tree.map(lambda x, i=i: x[i], layers) for i in range(number))
     return {**params, "layers": split}
