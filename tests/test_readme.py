@@ -17,15 +17,27 @@ def test_both_commands_stand_in_the_first_ten_lines():
     assert "make test" in head
 
 
-def test_the_library_example_trains():
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(example.strip().splitlines()) <= 11  # ten and a blank line
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def printed_by(example):
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(example, "README.md", "exec"), {})
-    entropy, returned = re.findall(r"\[([0-9.]+)\]", printed.getvalue())
+    return printed.getvalue()
+
+
+def test_the_library_example_trains():
+    assert len(EXAMPLES[0].strip().splitlines()) <= 11  # ten and a blank line
+    entropy, returned = re.findall(r"\[([0-9.]+)\]", printed_by(EXAMPLES[0]))
     assert 0 < float(entropy) < 0.7  # below ln 2, that of the first policy
     assert float(returned) > 100  # a random policy gets 22
+
+
+def test_the_sampler_example_samples():
+    assert len(EXAMPLES) == 2
+    printed = printed_by(EXAMPLES[1])
+    assert printed.startswith("(2, 4, 16) [[-")
 
 
 @pytest.mark.parametrize(
