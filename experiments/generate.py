@@ -26,7 +26,7 @@ CHUNK = 4  # tokens of each completion between two looks at them
 
 class Options(NamedTuple):
     model: Path
-    prompt: str | None
+    prompt: str  # "" with chat
     chat: bool
     raw: bool  # the prompt is continued as it is, not answered as a user's message
     system: str | None
@@ -97,6 +97,7 @@ def parse(argv: Sequence[str]) -> Options:
         raise UsageError(f"--prompt or --chat, one of them, is needed; {USAGE}")
     if given["chat"] and (given["raw"] or given["num_completions"] > 1):
         raise UsageError("--chat gives one answer at a time: without --raw and --num_completions")
+    given["prompt"] = given["prompt"] or ""
     given["model"] = Path(given["model"]).expanduser()
     given["stop"] = tuple(given["stop"])
     return Options(**{name: given[name] for name in Options._fields})
@@ -116,7 +117,9 @@ def load(options: Options) -> Speaker:
     """The model, and its sampler in pieces of `CHUNK` tokens."""
     import jax
 
-    if not jax.config.jax_compilation_cache_dir:  # the second start is several times as fast
+    if not jax.config.values[
+        "jax_compilation_cache_dir"
+    ]:  # the second start is several times as fast
         cache = Path(os.environ.get("RLJAX_CACHE", "~/.cache/rljax")).expanduser() / "xla"
         jax.config.update("jax_compilation_cache_dir", str(cache))
 

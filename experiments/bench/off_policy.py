@@ -11,15 +11,15 @@ Close other programs first.
 """
 
 import itertools
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 
+from experiments.bench.rounds import Round, matrix_round, measure, process_round
 from experiments.cli import one_line
 from experiments.run import fail
 from rljax.runtime.files import to_json, write_atomically
@@ -62,7 +62,7 @@ def flop_of(observation: int, action: int) -> float:
     )
 
 
-def rljax_round(task: str) -> Callable[[], float]:
+def rljax_round(task: str) -> Round:
     """Builds and compiles; a round is one call of `advance`."""
     from experiments.build import build
     from experiments.cli import load_config
@@ -86,51 +86,9 @@ def rljax_round(task: str) -> Callable[[], float]:
     return lambda: num_updates / train(num_updates)
 
 
-def peer_round(peer: str, task: str) -> Callable[[], float]:
-    """Starts the other process; a round is one line to it and one back."""
-    argv = [sys.executable, "-m", "experiments.bench.sac_peers", peer, task]
-    process = subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    stdin: Any = process.stdin
-    stdout: Any = process.stdout
-    while (line := stdout.readline()).strip() != "ready":
-        if not line:
-            raise RuntimeError(f'{PEERS[peer]} does not run: pip install "rljax[bench]"')
-
-    def round() -> float:
-        stdin.write("go\n")
-        stdin.flush()
-        return float(stdout.readline())
-
-    return round
-
-
-def matrix_round(size: int) -> Callable[[], float]:
-    """A round is the rate, FLOP/s, of a chain of products [size, size] · [size, size]."""
-    import jax
-    import jax.numpy as jnp
-
-    length = max(1, 4 * (1024 // size) ** 3)
-    x = jnp.full((size, size), 1.0 / size)
-    chain = jax.jit(lambda x, w: jax.lax.fori_loop(0, length, lambda _, y: y @ w, x))
-    jax.block_until_ready(chain(x, x))
-
-    def round() -> float:
-        start = time.perf_counter()
-        jax.block_until_ready(chain(x, x))
-        return 2.0 * size**3 * length / (time.perf_counter() - start)
-
-    return round
-
-
-def measure(rounds: dict[str, Callable[[], float]], number: int) -> dict[str, float]:
-    """The best of `number` rounds of each, in turns."""
-    best = dict.fromkeys(rounds, 0.0)
-    for _ in range(number):
-        for name, round in rounds.items():
-            best[name] = max(best[name], round())
-    return best
+def peer_round(peer: str, task: str) -> Round:
+    missing = f'{PEERS[peer]} does not run: pip install "rljax[bench]"'
+    return process_round("experiments.bench.sac_peers", [peer, task], missing)
 
 
 def table(task: str, rates: dict[str, float]) -> str:
