@@ -127,7 +127,8 @@ def load(options: Options) -> Speaker:
 
     from rljax.llm import decoding
     from rljax.llm.load import load_language_model
-    from rljax.llm.sampler import check_table, make_settings, pad_to_bucket
+    from rljax.llm.sampler import check_table, pad_to_bucket
+    from rljax.llm.settings import make_settings
     from rljax.llm.stops import stop_table
     from rljax.nets.transformer import unstack
 

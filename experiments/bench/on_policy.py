@@ -11,7 +11,6 @@ Close other programs first.
 """
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
+from experiments.bench.rounds import process_round
 from experiments.build import offer_cpu_devices
 from experiments.cli import one_line
 from experiments.run import fail
@@ -94,18 +94,8 @@ def rljax_contestant(num_envs: int, num_seeds: int) -> Contestant:
 
 def sb3_contestant(num_envs: int) -> Contestant:
     """Starts the other process; a round is one line to it and one back."""
-    argv = [sys.executable, "-m", "experiments.bench.sb3", str(num_envs)]
-    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    stdin: Any = process.stdin
-    stdout: Any = process.stdout
-    if stdout.readline().strip() != "ready":
-        raise RuntimeError('Stable-Baselines3 does not run: pip install "rljax[bench]"')
-
-    def round() -> float:
-        stdin.write("go\n")
-        stdin.flush()
-        return float(stdout.readline())
-
+    missing = 'Stable-Baselines3 does not run: pip install "rljax[bench]"'
+    round = process_round("experiments.bench.sb3", [str(num_envs)], missing)
     return Contestant("sb3", num_envs, 1, 1, 0.0, round)
 
 

@@ -23,7 +23,7 @@ from absl import flags
 
 from experiments.bench.rounds import Round, matrix_round, measure, memory_round, process_round
 from experiments.bench.sampler_peers import Task
-from experiments.cli import one_line
+from experiments.cli import parse_flags
 from experiments.run import fail
 from rljax.runtime.files import to_json, write_atomically
 from rljax.runtime.plots import save_figure
@@ -133,11 +133,10 @@ def main(argv: Sequence[str]) -> int:
     flags.DEFINE_boolean("peers", True, "", flag_values=values)
     flags.DEFINE_boolean("growth", True, "", flag_values=values)
     try:
-        values(list(argv))
-    except flags.Error as error:
         allowed = "--out, --model, --rounds, --nopeers, --nogrowth"
-        return fail(ValueError(f"{one_line(error)}; allowed are {allowed}"), 2)
-    given = values.flag_values_dict()
+        given = parse_flags(values, argv, f"allowed are {allowed}")
+    except ValueError as error:
+        return fail(error, 2)
 
     from experiments.get_smollm import smollm_path
     from rljax.llm.load import load_language_model

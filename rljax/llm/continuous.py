@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from rljax.llm.cache import KeysValues, empty_cache, unstack_cache
-from rljax.llm.decoding import Settings, completion_keys, decode, next_tokens, prefill, stop
+from rljax.llm.decoding import completion_keys, completions_of, decode, next_tokens, prefill, stop
+from rljax.llm.settings import Settings
 from rljax.nets.transformer import unstack
 from rljax.types import Array, Completions, Key, LanguageNet, Params
 
@@ -25,7 +26,7 @@ class Rows(NamedTuple):
     text: Array  # int32 [R], states of the stop strings' automaton
     going: Array  # bool [R]; the others are free
     prompt_mask: Array  # bool [R, L]
-    prompts: KeysValues  # [N, R, KV, L, K]
+    prompts: KeysValues  # [N, R, KV, L, K], or lists of N as in `cache.py`
 
 
 class QueueState(NamedTuple):
@@ -57,7 +58,10 @@ def complete(
     num_rows, size = settings.num_rows, settings.max_new_tokens
     config, total = net.config, num * group
     keys = completion_keys(key, first_prompt + jnp.arange(num), group).reshape(-1)
-    weights = unstack(params) if settings.unroll else params
+    if settings.unroll:
+        weights, laid_out = unstack(params), unstack_cache
+    else:
+        weights, laid_out = params, lambda cache: cache
 
     def refill(state: QueueState) -> QueueState:
         """Free rows take the completions that are left of the next one's prompt."""
@@ -68,8 +72,9 @@ def complete(
         taken = free & (task < (number + 1) * group)
         task = jnp.where(taken, task, state.rows.task)
 
-        def put(new: Array, old: Array) -> Array:  # [N, 1, ...] and [N, R, ...]
-            return jnp.where(taken[None, :, None, None, None], new, old)
+        def put(new: Array, old: Array) -> Array:  # [N, 1, KV, L, K] and [N, R, KV, L, K], or no N
+            chosen = taken.reshape((1,) * (old.ndim - 4) + (-1, 1, 1, 1))
+            return jnp.where(chosen, new, old)
 
         rows = state.rows._replace(
             task=task,
@@ -88,7 +93,7 @@ def complete(
     def load(state: QueueState, number: Array) -> QueueState:
         one = (jax.lax.dynamic_slice_in_dim(x, number, 1) for x in (prompt_tokens, prompt_mask))
         logits, prompt = prefill(net, params, *one)
-        return state._replace(loaded=number, logits=logits, prompt=prompt)
+        return state._replace(loaded=number, logits=logits, prompt=laid_out(prompt))
 
     def extend(state: QueueState, logits: Array, among: Array) -> QueueState:
         """One more token for the rows `among`, by logits [R, V]."""
@@ -121,7 +126,7 @@ def complete(
         logits, cache = decode(
             *(net, weights, rows.last[:, None]),
             positions=(prompt_lengths + rows.length - 1)[:, None],
-            prompts=unstack_cache(rows.prompts) if settings.unroll else rows.prompts,
+            prompts=rows.prompts,
             prompt_mask=rows.prompt_mask,
             cache=state.cache,
             slot=state.slot,
@@ -134,13 +139,12 @@ def complete(
         return jnp.zeros(shape, jnp.int32)
 
     heads = config.num_kv_heads
-    cache = empty_cache(config, num_rows, 1, heads, size)
     state = QueueState(
         slot=zeros(),
         next=zeros(),
         loaded=zeros() - 1,
         logits=jnp.zeros((1, config.vocab_size)),
-        prompt=empty_cache(config, 1, heads, length),
+        prompt=laid_out(empty_cache(config, 1, heads, length)),
         rows=Rows(
             task=zeros(num_rows),
             length=zeros(num_rows),
@@ -148,9 +152,9 @@ def complete(
             text=zeros(num_rows),
             going=jnp.zeros(num_rows, bool),
             prompt_mask=jnp.zeros((num_rows, length), bool),
-            prompts=empty_cache(config, num_rows, heads, length),
+            prompts=laid_out(empty_cache(config, num_rows, heads, length)),
         ),
-        cache=unstack_cache(cache) if settings.unroll else cache,
+        cache=laid_out(empty_cache(config, num_rows, 1, heads, size)),
         tokens=jnp.full((total, size), settings.pad_token, jnp.int32),
         log_probs=jnp.zeros((total, size)),
         lengths=zeros(total),
@@ -159,12 +163,5 @@ def complete(
     state = jax.lax.while_loop(
         lambda state: (state.next < total) | jnp.any(state.rows.going), step, state
     )
-    shape = (num, group)
-    mask = jnp.arange(size)[None] < state.lengths[:, None]
-    return Completions(
-        tokens=state.tokens.reshape(*shape, size),
-        mask=mask.reshape(*shape, size),
-        log_probs=state.log_probs.reshape(*shape, size),
-        lengths=state.lengths.reshape(shape),
-        finished=state.finished.reshape(shape),
-    )
+    rows = (state.tokens, state.log_probs, state.lengths, ~state.finished)
+    return completions_of(*(x.reshape(num, group, *x.shape[1:]) for x in rows))

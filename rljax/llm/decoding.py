@@ -20,24 +20,10 @@ from rljax.llm.cache import (
     unstack_cache,
 )
 from rljax.llm.filters import filter_logits, sample_tokens
+from rljax.llm.settings import Settings
 from rljax.llm.stops import is_stop
 from rljax.nets.transformer import positions_of, unstack
 from rljax.types import Array, Completions, Key, LanguageNet, Params
-
-
-class Settings(NamedTuple):
-    """What is fixed when a sampler is compiled."""
-
-    group_size: int  # G
-    max_new_tokens: int  # N
-    stop_tokens: tuple[int, ...]
-    pad_token: int
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_new_tokens: int = 0  # stop tokens are not sampled before
-    unroll: bool = False  # the layers of a decoding step
-    num_rows: int = 0  # completions at a time; 0: all of them
 
 
 class SamplerState(NamedTuple):
@@ -216,12 +202,7 @@ def completion_keys(key: Key, prompts: Array, group_size: int) -> Key:
     return jax.vmap(lambda k: jax.vmap(partial(jax.random.fold_in, k))(members))(of_prompts)
 
 
-def completions_of(state: SamplerState) -> Completions:
-    places = jnp.arange(state.tokens.shape[-1])[None, None]
-    return Completions(
-        tokens=state.tokens,
-        mask=places < state.lengths[..., None],
-        log_probs=state.log_probs,
-        lengths=state.lengths,
-        finished=~state.going,
-    )
+def completions_of(tokens: Array, log_probs: Array, lengths: Array, going: Array) -> Completions:
+    """Of completions that have `lengths` tokens [P, G], and may not have been finished."""
+    places = jnp.arange(tokens.shape[-1])[None, None]
+    return Completions(tokens, places < lengths[..., None], log_probs, lengths, ~going)

@@ -5,7 +5,6 @@ The key of a token is made from the index of its prompt, of the completion in it
 token: what is sampled depends neither on the number of devices nor on what else is in the batch.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,8 +16,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Bool, Integer, Shaped
 
 from rljax.llm import continuous, decoding
-from rljax.llm.decoding import Settings
-from rljax.llm.filters import check_filter, filter_logits
+from rljax.llm.filters import filter_logits
+from rljax.llm.settings import Settings, make_settings
 from rljax.llm.stops import NO_STRINGS, is_stop
 from rljax.sharding import DATA
 from rljax.types import Array, Completions, Key, LanguageNet, Params
@@ -125,7 +124,7 @@ def _generate(
             )
         state = decoding.start(key, net, params, tokens, mask, first_prompt, table, settings)
         state = decoding.run(net, params, state, settings.max_new_tokens, table, settings)
-        return decoding.completions_of(state)
+        return decoding.completions_of(state.tokens, state.log_probs, state.lengths, state.going)
 
     if mesh is None:
         return complete(key, params, tokens, mask, first_prompt, table)
@@ -270,40 +269,6 @@ def check_prompts(tokens: Any, mask: Any) -> tuple[Array, Array]:
         row = int(jnp.argmin(mask[:, -1]))
         raise ValueError(f"prompt {row} has no token at its end: prompts are padded on the left")
     return tokens.astype(jnp.int32), mask
-
-
-def make_settings(
-    net: LanguageNet,
-    *,
-    stop_tokens: Sequence[int],
-    unroll: bool | None = None,
-    **others: Any,
-) -> Settings:
-    """Checked against each other and the vocabulary.
-
-    Raises:
-      ValueError: of one line, if one is out of range.
-    """
-    settings = Settings(
-        stop_tokens=tuple(int(token) for token in stop_tokens),
-        unroll=jax.default_backend() == "cpu" if unroll is None else unroll,
-        **others,
-    )
-    check_filter(settings.temperature, settings.top_k, settings.top_p)
-    for name in ("group_size", "max_new_tokens"):
-        if (value := getattr(settings, name)) < 1:
-            raise ValueError(f"{name} is {value}: it must be at least 1")
-    for name, most in (
-        ("min_new_tokens", settings.max_new_tokens),
-        ("num_rows", 2**20),
-    ):
-        if not 0 <= (value := getattr(settings, name)) <= most:
-            raise ValueError(f"{name} is {value}: it must be in 0 ... {most}")
-    vocab_size = net.config.vocab_size
-    for token in (*settings.stop_tokens, settings.pad_token):
-        if not 0 <= token < vocab_size:
-            raise ValueError(f"token {token} is outside the vocabulary, 0 ... {vocab_size - 1}")
-    return settings
 
 
 def check_table(table: Any, vocab_size: int) -> Array:

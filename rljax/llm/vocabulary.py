@@ -151,8 +151,7 @@ def backed_vocabulary(
         return backend.encode(text, add_special_tokens=False)
 
     def split(text: str) -> list[tuple[int | None, str]]:
-        backend.encode_special_tokens = False
-        encoding = backend.encode(text, add_special_tokens=False)
+        encoding = encode(text)
         parts, end = [], 0
         for id, (start, stop) in zip(encoding.ids, encoding.offsets):
             if text[start:stop].strip() == texts.get(id):

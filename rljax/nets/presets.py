@@ -1,7 +1,9 @@
 """Sizes of language models by name, from one that trains in seconds to 8 billion parameters."""
 
+import jax
+
 from rljax.nets.rotary import RopeScaling
-from rljax.nets.transformer import TransformerConfig, check_config
+from rljax.nets.transformer import TransformerConfig, make_transformer
 
 
 def llama3_scaling(factor: float) -> RopeScaling:
@@ -66,12 +68,5 @@ def num_params(config: TransformerConfig) -> int:
     >>> num_params(PRESETS["smollm2-135m"])
     134515008
     """
-    check_config(config)
-    c = config
-    heads, kv_heads = c.num_heads * c.head_size, c.num_kv_heads * c.head_size
-    layer = 2 * c.model_size  # norms
-    layer += 2 * c.model_size * (heads + kv_heads) + 3 * c.model_size * c.mlp_size
-    layer += (heads + 2 * kv_heads) * c.qkv_bias + c.model_size * c.out_bias
-    layer += (2 * c.mlp_size + c.model_size) * c.mlp_bias + 2 * c.head_size * c.qk_norm
-    tables = 1 if c.tie_embeddings else 2
-    return tables * c.vocab_size * c.model_size + c.num_layers * layer + c.model_size
+    params = jax.eval_shape(make_transformer(config).init, jax.random.key(0))
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
