@@ -41,14 +41,17 @@ def rljax_round(model: Any, task: Task, **settings: Any) -> Round:
     import numpy as np
 
     from rljax.llm.sampler import generate
+    from rljax.nets.transformer import unstack
 
+    cpu = jax.default_backend() == "cpu"
+    params = jax.jit(unstack)(model.params) if cpu else model.params
     size = (task.num_prompts, task.prompt_length)
     prompts = np.random.default_rng(0).integers(0, model.net.config.vocab_size, size)
 
     def round() -> float:
         start = time.perf_counter()
         completions = generate(
-            *(jax.random.key(0), model.net, model.params, prompts, np.ones(size)),
+            *(jax.random.key(0), model.net, params, prompts, np.ones(size)),
             group_size=task.group_size,
             max_new_tokens=task.new_tokens,
             stop_tokens=(),

@@ -19,7 +19,7 @@ from rljax.types import Array, PyTree
 
 
 class KeysValues(NamedTuple):
-    keys: Any  # of prompts [N, P, KV, L, K]; of completions [N, P, G, KV, R, K]
+    keys: Any  # of prompts [N, P, KV, L, K]; of completions [N, P, KV, G, R, K]
     values: Any
 
 
@@ -59,19 +59,24 @@ def cached_attention(
     """
 
     def attend(query: Array, key: Array, value: Array, memory: KeysValues, layer: Any):
-        shape = (*generated.shape, *query.shape[2:])  # [P, G, KV, g, K]
-        new = (x.reshape(*generated.shape, x.shape[2], 1, x.shape[-1]) for x in (key, value))
+        by_head = (_rows_by_head(x, generated.shape) for x in (query, key, value))
+        query, key, value = by_head  # [P, KV, G, g, K], [P, KV, G, K] both
+        new = (x[..., None, :] for x in (key, value))
         memory = KeysValues(*(_write(m, x, layer, slot) for m, x in zip(memory, new)))
         keys, values = (x[layer] for x in memory)
         prompt_keys, prompt_values = (x[layer] for x in prompts)
-        query = query.reshape(shape) * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
+        query *= jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
+        num_slots, length = keys.shape[3], prompt_keys.shape[2]
 
-        num_slots = keys.shape[3]
         slots = jnp.arange(num_slots)
         age = jnp.where(slots <= slot, slot - slots, slot - slots + num_slots)
-        own_visible = (age[None, None] < generated[..., None])[:, :, None, None]
-        own = _float32_einsum("pckgh,pcksh->pckgs", query, keys)
-        shared = _float32_einsum("pckgh,pklh->pckgl", query, prompt_keys)
+        own_visible = (age[None, None] < generated[..., None])[:, None, :, None]
+        own = _float32_einsum("pkcgh,pkcsh->pkcgs", query, keys)
+        # All completions of a group are the rows of one product with its prompt.
+        together = (*query.shape[:2], -1)
+        shared = _float32_einsum(
+            "pkmh,pklh->pkml", query.reshape(*together, query.shape[-1]), prompt_keys
+        ).reshape(*query.shape[:-1], length)
         scores = jnp.concatenate(
             [
                 jnp.where(prompt_mask[:, None, None, None], shared, -jnp.inf),
@@ -80,16 +85,23 @@ def cached_attention(
             axis=-1,
         )
         weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-        length = prompt_keys.shape[2]
-        attended = _float32_einsum("pckgl,pklh->pckgh", weights[..., :length], prompt_values)
-        attended += _float32_einsum("pckgs,pcksh->pckgh", weights[..., length:], values)
-        return attended.astype(values.dtype).reshape(-1, 1, *shape[2:]), memory
+        attended = _float32_einsum(
+            "pkml,pklh->pkmh", weights[..., :length].reshape(*together, length), prompt_values
+        ).reshape(query.shape)
+        attended += _float32_einsum("pkcgs,pkcsh->pkcgh", weights[..., length:], values)
+        attended = jnp.swapaxes(attended.astype(values.dtype), 1, 2)  # [P, G, KV, g, K]
+        return attended.reshape(-1, 1, *attended.shape[2:]), memory
 
     return attend
 
 
+def _rows_by_head(x: Array, shape: tuple[int, ...]) -> Array:
+    """[P · G, 1, KV, ...] to [P, KV, G, ...]: products then need nothing transposed."""
+    return jnp.swapaxes(x.reshape(*shape, *x.shape[2:]), 1, 2)
+
+
 def _write(memory: Any, new: Array, layer: Any, slot: Array) -> PyTree:
-    """`new` [P, G, KV, 1, K] at a slot of one layer's rings."""
+    """`new` [P, KV, G, 1, K] at a slot of one layer's rings."""
     if isinstance(memory, list):
         written = jax.lax.dynamic_update_slice_in_dim(memory[layer], new, slot, axis=3)
         return [*memory[:layer], written, *memory[layer + 1 :]]

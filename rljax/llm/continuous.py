@@ -154,7 +154,7 @@ def complete(
             prompt_mask=jnp.zeros((num_rows, length), bool),
             prompts=laid_out(empty_cache(config, num_rows, heads, length)),
         ),
-        cache=laid_out(empty_cache(config, num_rows, 1, heads, size)),
+        cache=laid_out(empty_cache(config, num_rows, heads, 1, size)),
         tokens=jnp.full((total, size), settings.pad_token, jnp.int32),
         log_probs=jnp.zeros((total, size)),
         lengths=zeros(total),

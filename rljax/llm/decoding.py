@@ -56,7 +56,7 @@ def start(
     (num, _), group = prompt_tokens.shape, settings.group_size
     logits, prompts = prefill(net, params, prompt_tokens, prompt_mask)
     size = (num, group, settings.max_new_tokens)
-    cache = empty_cache(net.config, num, group, net.config.num_kv_heads, settings.max_new_tokens)
+    cache = empty_cache(net.config, num, net.config.num_kv_heads, group, settings.max_new_tokens)
     if settings.unroll:
         prompts, cache = unstack_cache(prompts), unstack_cache(cache)
     state = SamplerState(

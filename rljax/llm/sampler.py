@@ -50,7 +50,8 @@ def generate(
 
     Args:
         key: consumed.
-        net, params: the model.
+        net, params: the model. Where layers are unrolled, parameters that are already `unstack`ed
+            are not copied in each call.
         prompt_tokens: [P, L] integers, left-padded; L is rounded up to one of few lengths, so that
             prompts of many lengths need few programs.
         prompt_mask: [P, L], bool or 0/1, real tokens; each row has one at its end.

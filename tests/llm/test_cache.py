@@ -53,7 +53,7 @@ def test_groups_share_a_prompt_and_rows_have_their_own_past():
     """Two prompts, two completions each, g = 2 queries per head: against each row by itself."""
     rng = np.random.default_rng(0)
     prompt_k, prompt_v = rng.normal(size=(2, 1, 2, 3, 4, 6)).astype(np.float32)  # [N, P, KV, L, K]
-    ring_k, ring_v = rng.normal(size=(2, 1, 2, 2, 3, 5, 6)).astype(np.float32)
+    ring_k, ring_v = rng.normal(size=(2, 1, 2, 3, 2, 5, 6)).astype(np.float32)
     query = rng.normal(size=(4, 1, 3, 2, 6)).astype(np.float32)
     key, value = rng.normal(size=(2, 4, 1, 3, 6)).astype(np.float32)
     mask = np.array([[False, True, True, True], [True, True, True, True]])
@@ -70,8 +70,8 @@ def test_groups_share_a_prompt_and_rows_have_their_own_past():
         slots = [(slot - age) % 5 for age in range(1, generated[p, c])]
         for h in range(3):
             parts = (
-                (prompt_k[0, p, h][mask[p]], ring_k[0, p, c, h][slots], key[row, :, h]),
-                (prompt_v[0, p, h][mask[p]], ring_v[0, p, c, h][slots], value[row, :, h]),
+                (prompt_k[0, p, h][mask[p]], ring_k[0, p, h, c][slots], key[row, :, h]),
+                (prompt_v[0, p, h][mask[p]], ring_v[0, p, h, c][slots], value[row, :, h]),
             )
             keys, values = (np.concatenate(x) for x in parts)
             scores = query[row, 0, h] @ keys.T / np.sqrt(6)
