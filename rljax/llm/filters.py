@@ -4,6 +4,7 @@ Nothing here sorts: what a sort would say is found by bisection over the values,
 grow with the logarithm of the vocabulary and which needs no second array of indices.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -13,16 +14,20 @@ from jaxtyping import Float, Int
 
 from rljax.types import Array, Key
 
+COLDEST = 1e-30  # logits divided by less would no longer be finite
 BLOCK = 256  # tokens whose masses are summed before a place among the sums is sought
 
 
 def check_filter(temperature: float, top_k: int, top_p: float) -> None:
     """Raises a ValueError of one line for a setting out of range."""
-    if temperature < 0:
-        raise ValueError(f"temperature is {temperature}: it must be at least 0 (0: greedy)")
-    if top_k < 0:
+    if temperature != 0 and not COLDEST <= temperature < math.inf:
+        raise ValueError(
+            f"temperature is {temperature}: it must be at least 0 (0: greedy), finite, and not "
+            f"below {COLDEST} otherwise"
+        )
+    if not top_k >= 0:
         raise ValueError(f"top_k is {top_k}: it must be at least 0 (0: all)")
-    if top_p < 0:
+    if not top_p >= 0:
         raise ValueError(f"top_p is {top_p}: it must be at least 0 (1 or more: all)")
 
 

@@ -70,6 +70,17 @@ def test_top_p_at_its_ends():
     assert np.isfinite(filter_logits(logits, top_p=0.0)).tolist() == [False, True, False]
 
 
+def test_temperatures_at_their_ends():
+    """The coldest is greedy but for ties, a hot one nearly uniform; nothing is NaN."""
+    logits = jnp.array([3.0, 90.0, -90.0, -jnp.inf])
+    keys = jax.random.split(jax.random.key(0), 50)
+    for temperature, least in ((1e-30, 1), (1e30, 3)):
+        filtered = jnp.tile(filter_logits(logits, temperature=temperature), (50, 1))
+        tokens, log_probs = sample_tokens(keys, filtered)
+        assert len({*np.asarray(tokens).tolist()}) == least
+        np.testing.assert_allclose(log_probs, -np.log(least), atol=1e-5)
+
+
 def test_greedy_keeps_the_first_argmax():
     filtered = filter_logits(jnp.array([[1.0, 5.0, 5.0], [2.0, 0.0, 1.0]]), temperature=0.0)
     assert np.isfinite(filtered).tolist() == [[False, True, False], [True, False, False]]
@@ -125,3 +136,15 @@ def test_any_axes(key):
 def test_settings_out_of_range(name):
     with pytest.raises(ValueError, match=f"{name} is -1: it must be at least 0"):
         filter_logits(jnp.zeros(3), **{name: -1})
+
+
+@pytest.mark.errors
+@pytest.mark.parametrize(
+    "settings",
+    [{"temperature": np.nan}, {"temperature": np.inf}, {"temperature": 1e-40}, {"top_p": np.nan}],
+    ids=str,
+)
+def test_settings_that_would_sample_nothing(settings):
+    name, value = next(iter(settings.items()))
+    with pytest.raises(ValueError, match=f"{name} is {value}: it must be at least 0"):
+        filter_logits(jnp.zeros(3), **settings)
