@@ -17,6 +17,8 @@ import jax.numpy as jnp
 from rljax.nets.transformer import causal_attention
 from rljax.types import Array, PyTree
 
+BLOCK = 128  # queries at a time in a long prefill; prompts of more than 256 tokens are multiples
+
 
 class KeysValues(NamedTuple):
     keys: Any  # of prompts [N, P, KV, L, K]; of completions [N, P, KV, G, R, K]
@@ -35,13 +37,40 @@ def unstack_cache(cache: KeysValues) -> KeysValues:
 
 
 def prefill_attention(mask: Array) -> Callable:
-    """Causal attention over prompts [P, L] that writes their keys and values to the memory."""
-    attend_causally = causal_attention(mask)
+    """Causal attention over prompts [P, L] that writes their keys and values to the memory.
+
+    Long prompts are done in blocks of queries: all scores at once would be L² for each head.
+    """
+    length = mask.shape[1]
+    if length > 2 * BLOCK and length % BLOCK == 0:
+        attend_causally = causal_in_blocks(mask)
+    else:
+        attend_causally = causal_attention(mask)
 
     def attend(query: Array, key: Array, value: Array, memory: KeysValues, layer: Any):
         attended, _ = attend_causally(query, key, value, (), layer)
         moved = (jnp.swapaxes(x, 1, 2) for x in (key, value))  # [P, KV, L, K]
         return attended, KeysValues(*(m.at[layer].set(x) for m, x in zip(memory, moved)))
+
+    return attend
+
+
+def causal_in_blocks(mask: Array) -> Callable:
+    """`causal_attention` of BLOCK queries at a time; L is a multiple of that."""
+    length = mask.shape[1]
+
+    def attend(query: Array, key: Array, value: Array, memory: PyTree, layer: Any):
+        del layer
+        flat = query.reshape(*query.shape[:2], -1, query.shape[-1])  # [P, L, H, K]
+
+        def block(start: Array) -> Array:
+            places = start + jnp.arange(BLOCK)
+            visible = (places[:, None] >= jnp.arange(length)[None])[None] & mask[:, None]
+            some = jax.lax.dynamic_slice_in_dim(flat, start, BLOCK, axis=1)
+            return jax.nn.dot_product_attention(some, key, value, mask=visible[:, None])
+
+        blocks = jax.lax.map(block, jnp.arange(0, length, BLOCK))  # [blocks, P, BLOCK, H, K]
+        return jnp.moveaxis(blocks, 0, 1).reshape(query.shape), memory
 
     return attend
 
