@@ -64,3 +64,34 @@ def test_what_does_not_divide_is_named_with_both_numbers():
 def test_more_devices_than_there_are(number):
     with pytest.raises(ValueError, match=rf"num_devices is {number}: there are 4"):
         sharding.make_mesh(number)
+
+
+def test_parameters_lie_as_the_rules_say():
+    """What the mesh does not have or cannot divide stays whole; the first rule counts."""
+    mesh = sharding.make_mesh(4, model_devices=2)
+    assert dict(mesh.shape) == {"data": 2, "model": 2}
+    place = sharding.param_sharding(mesh)
+    assert place("embedding", (10, 4)).spec == PartitionSpec("model", None)
+    assert place("embedding", (11, 4)).spec == PartitionSpec(None, None)
+    assert place("layers/qkv", (2, 3, 5, 4, 6)).spec == PartitionSpec(*5 * [None])  # 3 KV heads
+    assert place("norm", (4,)).spec == PartitionSpec(None)
+    over_data = sharding.param_sharding(mesh, over_data=True)
+    assert over_data("layers/out", (2, 6, 2, 1, 4)).spec == PartitionSpec(
+        *(None, "data", "model", None, None)
+    )
+    only_data = sharding.param_sharding(sharding.make_mesh(4), over_data=True)
+    assert only_data("layers/gate", (2, 6, 8)).spec == PartitionSpec(None, None, "data")
+    own = sharding.param_sharding(
+        mesh,
+        over_data=True,
+        rules=[("a.*", PartitionSpec(("data", "model"))), (".*", place("norm", (4,)).spec)],
+    )
+    assert own("ab/c", (8,)).spec == PartitionSpec(("data", "model"))
+    assert own("ba", (8,)).spec == PartitionSpec(None)
+
+
+@pytest.mark.errors
+@pytest.mark.parametrize("number", [0, 3])
+def test_devices_that_cannot_be_divided(number):
+    with pytest.raises(ValueError, match=rf"model_devices is {number}: it must divide the 4"):
+        sharding.make_mesh(4, model_devices=number)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from rljax.llm.gguf_file import open_gguf
 from rljax.llm.huggingface import config_to_json
@@ -13,6 +14,7 @@ from rljax.llm.layout import check_tensors, read_params, shapes_of
 from rljax.llm.safetensors_file import open_folder, sync, write_json, write_tensors
 from rljax.llm.tokenizer import Tokenizer, save_tokenizer
 from rljax.nets.transformer import DTYPES, TransformerConfig, make_transformer
+from rljax.sharding import param_sharding
 from rljax.types import Key, LanguageNet, Params
 
 # A folder that holds anything else is not replaced.
@@ -43,8 +45,9 @@ def load_language_model(
       path: a Hugging Face folder (config.json, safetensors in one file or in shards,
         tokenizer.json) or a .gguf file.
       dtype: of the parameters: float32, bfloat16 or float16.
-      sharding: None for the default device, a jax.sharding.Sharding for all parameters, or a
-        function (path such as "layers/qkv", shape) -> Sharding or None.
+      sharding: None for the default device, a jax.sharding.Sharding for all parameters, a function
+        (path such as "layers/qkv", shape) -> Sharding or None, as `rljax.sharding.param_sharding`
+        gives, or a Mesh: what that gives for it.
       compute_dtype: of the products' inputs; `dtype` unless given.
 
     Returns:
@@ -59,6 +62,8 @@ def load_language_model(
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: it must be a model's folder or .gguf file")
+    if isinstance(sharding, Mesh):
+        sharding = param_sharding(sharding)
     param_dtype = dtype_name("dtype", dtype)
     compute = param_dtype if compute_dtype is None else dtype_name("compute_dtype", compute_dtype)
     try:

@@ -19,7 +19,7 @@ from rljax.llm import continuous, decoding
 from rljax.llm.filters import filter_logits
 from rljax.llm.settings import Settings, make_settings
 from rljax.llm.stops import NO_STRINGS, is_stop
-from rljax.sharding import DATA
+from rljax.sharding import DATA, MODEL, along_data
 from rljax.types import Array, Completions, Key, LanguageNet, Params
 
 __all__ = ["completion_log_probs", "completion_mask", "filter_logits", "generate"]
@@ -65,7 +65,9 @@ def generate(
         first_prompt: index of the first prompt, where a list of prompts comes in several calls.
         num_rows: completions under way at a time, on each device: a row whose completion has ended
             takes the next one (continuous batching). 0: all of them, begun together.
-        mesh: devices that share the prompts, along `data`; parameters are the same on all.
+        mesh: devices that share the prompts, along `data`. If it has an axis `model` they share the
+            work on each prompt along it, as `params` are split (`rljax.sharding.param_sharding`).
+            What of `params` lies along `data` is put together first.
         unroll: whether the layers of a decoding step are unrolled: faster on CPUs (the default
             there), but compiled more slowly.
 
@@ -117,7 +119,7 @@ def _generate(
     def complete(
         key: Key, params: Params, tokens: Array, mask: Array, first_prompt: Any, table: Array
     ) -> Completions:
-        if mesh is not None:
+        if mesh is not None and MODEL not in mesh.shape:
             first_prompt += jax.lax.axis_index(DATA) * len(tokens)
         if settings.num_rows:
             return continuous.complete(
@@ -129,18 +131,27 @@ def _generate(
 
     if mesh is None:
         return complete(key, params, tokens, mask, first_prompt, table)
-    split, whole = PartitionSpec(DATA), PartitionSpec()
     num = len(tokens)
     padding = ((0, -num % mesh.shape[DATA]), (0, 0))  # copies of the last prompt
     tokens, mask = (jnp.pad(x, padding, mode="edge") for x in (tokens, mask))
-    over_devices = jax.shard_map(
-        complete,
-        mesh=mesh,
-        in_specs=(whole, whole, split, split, whole, whole),
-        out_specs=split,
-        check_vma=False,
-    )
-    completions = over_devices(key, params, tokens, mask, first_prompt, table)
+    if MODEL in mesh.shape:
+        # One loop on all devices, divided by the compiler: in loops that end at different times its
+        # exchanges along `model` could wait for devices that have gone on to something else.
+        settings = settings._replace(num_rows=settings.num_rows * mesh.shape[DATA])
+        split = along_data(mesh)
+        tokens, mask = jax.lax.with_sharding_constraint((tokens, mask), split)
+        completions = complete(key, params, tokens, mask, first_prompt, table)
+        completions = jax.lax.with_sharding_constraint(completions, split)
+    else:
+        split, whole = PartitionSpec(DATA), PartitionSpec()
+        over_devices = jax.shard_map(
+            complete,
+            mesh=mesh,
+            in_specs=(whole, whole, split, split, whole, whole),
+            out_specs=split,
+            check_vma=False,
+        )
+        completions = over_devices(key, params, tokens, mask, first_prompt, table)
     return jax.tree.map(lambda x: x[:num], completions)
 
 
