@@ -2,46 +2,44 @@
 
 python -m experiments.generate --model=DIR_OR_GGUF --prompt=TEXT [--num_completions=8]
     [--temperature=1.0] [--top_k=0] [--top_p=1.0] [--max_new_tokens=256] [--stop=TEXT ...] [--raw]
+    [--num_rows=4]
 python -m experiments.generate --model=DIR_OR_GGUF --chat
 """
 
-import os
+import io
+import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from experiments.run import fail
+from experiments.run import fail, terminate
+from experiments.screen import lenient
+from experiments.speaker import Options, Speaker, load
 
 USAGE = (
     "usage: python -m experiments.generate --model=DIR_OR_GGUF (--prompt=TEXT | --chat) [--raw] "
-    "[--system=TEXT] [--num_completions=N] [--max_new_tokens=N] [--temperature=T] [--top_k=K] "
-    "[--top_p=P] [--stop=TEXT] [--seed=N] [--dtype=float32|bfloat16]"
+    "[--system=TEXT] [--num_completions=N] [--num_rows=N] [--max_new_tokens=N] [--temperature=T] "
+    "[--top_k=K] [--top_p=P] [--stop=TEXT] [--seed=N] [--dtype=float32|bfloat16]"
 )
-CHUNK = 4  # tokens of each completion between two looks at them
-
-
-class Options(NamedTuple):
-    model: Path
-    prompt: str  # "" with chat
-    chat: bool
-    raw: bool  # the prompt is continued as it is, not answered as a user's message
-    system: str | None
-    num_completions: int
-    max_new_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    stop: tuple[str, ...]
-    seed: int
-    dtype: str
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command line and returns its exit code, as that of `experiments.run`."""
+    """Runs the command line and returns its exit code.
+
+    0 done; 1 failed while running; 2 a flag, model or prompt is wrong; 130 after Ctrl-C, 143 after
+    SIGTERM.
+    """
+    try:
+        return run(argv)
+    except KeyboardInterrupt as stop:
+        print(file=sys.stderr)
+        return 128 + (stop.args[0] if stop.args else signal.SIGINT)
+
+
+def run(argv: Sequence[str]) -> int:
+    """The same, but for a KeyboardInterrupt. Imports late: a wrong flag need not wait for jax."""
     from experiments.cli import HelpWanted
 
     try:
@@ -52,15 +50,17 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         return fail(error, 2)
     try:
-        speak = load(options)
-        return chat(options, speak) if options.chat else answer(options, speak)
+        speaker = load(options)
+    except (ValueError, OSError) as error:  # of the files
+        return fail(error, 2)
+    except (MemoryError, RuntimeError, ImportError) as error:
+        return fail(error, 1)
+    try:
+        return chat(options, speaker) if options.chat else answer(options, speaker)
     except ValueError as error:
         return fail(error, 2)
     except (OSError, MemoryError, RuntimeError, ImportError) as error:
         return fail(error, 1)
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
-        return 128 + signal.SIGINT
 
 
 def parse(argv: Sequence[str]) -> Options:
@@ -84,7 +84,8 @@ def parse(argv: Sequence[str]) -> Options:
         ("max_new_tokens", 256, 2**20),
     ):
         flags.DEFINE_integer(name, default, "", 1, most, flag_values=values)
-    flags.DEFINE_integer("top_k", 0, "", 0, flag_values=values)
+    for name, most in (("num_rows", 4096), ("top_k", 2**31 - 1)):
+        flags.DEFINE_integer(name, 0, "", 0, most, flag_values=values)
     flags.DEFINE_integer("seed", 0, "", 0, 2**32 - 1, flag_values=values)
     for name in ("temperature", "top_p"):
         flags.DEFINE_float(name, 1.0, "", 0.0, flag_values=values)
@@ -95,92 +96,22 @@ def parse(argv: Sequence[str]) -> Options:
         raise UsageError(f"--model is missing; {USAGE}")
     if (given["prompt"] is None) != given["chat"]:
         raise UsageError(f"--prompt or --chat, one of them, is needed; {USAGE}")
-    if given["chat"] and (given["raw"] or given["num_completions"] > 1):
-        raise UsageError("--chat gives one answer at a time: without --raw and --num_completions")
+    if given["chat"] and (given["raw"] or given["num_completions"] > 1 or given["num_rows"]):
+        raise UsageError(
+            "--chat gives one answer at a time: without --raw, --num_completions and --num_rows"
+        )
+    for name in ("temperature", "top_p"):
+        if not math.isfinite(given[name]):
+            raise UsageError(f"--{name} is {given[name]}: it must be a finite number, at least 0")
+    for name in ("prompt", "system", "stop"):
+        try:
+            "".join(given[name] or ()).encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"--{name} is no UTF-8 text") from error
     given["prompt"] = given["prompt"] or ""
     given["model"] = Path(given["model"]).expanduser()
     given["stop"] = tuple(given["stop"])
     return Options(**{name: given[name] for name in Options._fields})
-
-
-# ids, seed -> (token ids of each completion, its log-probability, whether it is done), again and
-# again while they grow
-Speak = Callable[[list[int], int], Iterator[list[tuple[list[int], float, bool]]]]
-
-
-class Speaker(NamedTuple):
-    tokenizer: Any
-    speak: Speak
-
-
-def load(options: Options) -> Speaker:
-    """The model, and its sampler in pieces of `CHUNK` tokens."""
-    import jax
-
-    if not jax.config.values[
-        "jax_compilation_cache_dir"
-    ]:  # the second start is several times as fast
-        cache = Path(os.environ.get("RLJAX_CACHE", "~/.cache/rljax")).expanduser() / "xla"
-        jax.config.update("jax_compilation_cache_dir", str(cache))
-
-    import jax.numpy as jnp
-
-    from rljax.llm import decoding
-    from rljax.llm.load import load_language_model
-    from rljax.llm.sampler import check_table, pad_to_bucket
-    from rljax.llm.settings import make_settings
-    from rljax.llm.stops import stop_table
-    from rljax.nets.transformer import unstack
-
-    model = load_language_model(options.model, dtype=options.dtype)
-    net, tokenizer = model.net, model.tokenizer
-    if tokenizer is None:
-        raise ValueError(f"{options.model} has no tokenizer.json: text needs one")
-    settings = make_settings(
-        net,
-        group_size=options.num_completions,
-        max_new_tokens=options.max_new_tokens,
-        stop_tokens=tokenizer.stop_tokens,
-        pad_token=tokenizer.pad_id,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-    )
-    table = None
-    if options.stop:
-        table = stop_table(options.stop, [*map(tokenizer.token_bytes, range(tokenizer.vocab_size))])
-    table = check_table(table, net.config.vocab_size)
-    start = jax.jit(partial(decoding.start, net=net, settings=settings))
-    run = jax.jit(partial(decoding.run, net), static_argnames="settings", donate_argnums=1)
-    layers = jax.jit(unstack)(model.params) if settings.unroll else model.params
-
-    def speak(ids: list[int], seed: int) -> Iterator[list[tuple[list[int], float, bool]]]:
-        tokens = jnp.array([ids], jnp.int32)
-        tokens, mask = pad_to_bucket(tokens, jnp.ones_like(tokens, dtype=bool))
-        state = start(
-            jax.random.key(seed),
-            params=model.params,
-            prompt_tokens=tokens,
-            prompt_mask=mask,
-            first_prompt=0,
-            stop_table=table,
-        )
-        until, going = 1, True
-        while going:
-            lengths = jax.device_get(state.lengths)[0]
-            rows = jax.device_get(state.tokens)[0]
-            scores = jax.device_get(state.log_probs)[0].sum(-1)
-            done = ~jax.device_get(state.going)[0]
-            going = until < options.max_new_tokens and not done.all()
-            yield [
-                (row[:length].tolist(), float(score), bool(end) or not going)
-                for row, length, score, end in zip(rows, lengths, scores, done)
-            ]
-            if going:
-                until = min(until + CHUNK, options.max_new_tokens)
-                state = run(layers, state, until, table, settings=settings)
-
-    return Speaker(tokenizer, speak)
 
 
 def answer(options: Options, speaker: Speaker) -> int:
@@ -276,4 +207,9 @@ def report(begin: float, number: int, what: str) -> None:
 
 
 if __name__ == "__main__":
+    for stream_ in (sys.stdout, sys.stderr):  # a terminal without unicode gets question marks
+        if isinstance(stream_, io.TextIOWrapper):
+            stream_.reconfigure(errors="replace")
+    sys.stdout, sys.stderr = lenient(sys.stdout), lenient(sys.stderr)
+    signal.signal(signal.SIGTERM, terminate)
     sys.exit(main(sys.argv))

@@ -23,7 +23,7 @@ SPECIAL = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 @pytest.fixture(scope="module")
 def model():
     tokenizer = byte_tokenizer(special_tokens=SPECIAL, chat_template=TEMPLATE)
-    config = TransformerConfig(tokenizer.vocab_size, 2, 16, 2, 1, 8, 24)
+    config = TransformerConfig(tokenizer.vocab_size, 2, 16, 2, 1, 8, 24, max_positions=100)
     return model_from_config(config, jax.random.key(0), tokenizer)
 
 
@@ -66,6 +66,18 @@ def test_completions_are_those_of_the_sampler(model, folder, capsys):
     np.testing.assert_allclose(scores, np.sort(expected.log_probs[0].sum(-1)), atol=0.006)
     assert "3 completions, " in err
     assert "tokens/s" in err
+
+
+def test_rows_that_are_refilled_give_the_same(folder, capsys):
+    """With any text, and settings at their ends."""
+    argv = (f"--model={folder}", "--prompt=ä €\U0001f600\n\0", "--num_completions=3")
+    argv += ("--max_new_tokens=11", "--temperature=1e9", "--top_p=0.9", "--top_k=4000000")
+    code, out, err = call(capsys, *argv)
+    assert code == 0, err
+    queued = call(capsys, *argv, "--num_rows=2")[1]
+    assert {*re.findall(r"\[\d\] \d+ tokens", out)} == {*re.findall(r"\[\d\] \d+ tokens", queued)}
+    scores = [sorted(map(float, re.findall(r"log-prob (\S+)", x))) for x in (out, queued)]
+    np.testing.assert_allclose(*scores, atol=0.011)
 
 
 def test_a_single_completion_is_printed_as_text(folder, capsys):
@@ -119,7 +131,19 @@ def test_help(capsys):
         (["--model=DIR", "--prompt=x", "--max_new_tokens=0"], 2, "--max_new_tokens"),
         (["--model=DIR", "--prompt=x", "--dtype=int8"], 2, "float32|bfloat16"),
         (["--model=DIR", "--prompt=x", "--stop="], 2, "stop string is empty"),
-        (["--model=DIR/none", "--prompt=x"], 1, "does not exist"),
+        (["--model=DIR/none", "--prompt=x"], 2, "does not exist"),
+        (["--model=DIR", "--prompt=\udcff"], 2, "--prompt is no UTF-8 text"),
+        (["--model=DIR/config.json", "--prompt=x"], 2, "config.json"),
+        (["--model=DIR", "--chat", "--num_rows=2"], 2, "one answer at a time"),
+        (["--model=DIR", "--prompt=x", "--num_rows=-1"], 2, "--num_rows"),
+        (["--model=DIR", "--prompt=x", "--top_k=-1"], 2, "--top_k"),
+        (["--model=DIR", "--prompt=x", "--seed=-1"], 2, "--seed"),
+        (["--model=DIR", "--prompt=x", "--temperature=nan"], 2, "--temperature is nan"),
+        (["--model=DIR", "--prompt=x", "--top_p=inf"], 2, "--top_p is inf"),
+        (["--model=DIR", "--prompt=x", "--temperature=1e-40"], 2, "temperature is 1e-40"),
+        (["--model=DIR", "--prompt=x", "--temperature=hot"], 2, "--temperature=hot"),
+        (["--model=DIR", "--prompt=x", "here"], 2, "unexpected argument 'here'"),
+        (["--model=DIR", "--raw", "--max_new_tokens=60", f"--prompt={50 * 'x'}"], 2, "trained for"),
         (["--model=DIR", "--prompt=x", "--what=1"], 2, "usage"),
     ],
     ids=str,
