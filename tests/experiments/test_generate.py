@@ -112,6 +112,18 @@ def test_the_end_of_the_input_ends_a_conversation(folder, capsys, monkeypatch):
     assert call(capsys, f"--model={folder}", "--chat")[0] == 0
 
 
+@pytest.mark.parametrize(("stop", "code"), [((), 130), ((15,), 143)])
+def test_signals_end_it(stop, code, folder, capsys, monkeypatch):
+    """Ctrl-C, and SIGTERM, which `terminate` makes of it."""
+
+    def interrupted(prompt):
+        raise KeyboardInterrupt(*stop)
+
+    monkeypatch.setattr("builtins.input", interrupted)
+    got, out, err = call(capsys, f"--model={folder}", "--chat", "--max_new_tokens=5")
+    assert (got, out, err) == (code, "", "\n")
+
+
 def test_help(capsys):
     code, out, _ = call(capsys, "--help")
     assert code == 0
