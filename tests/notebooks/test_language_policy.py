@@ -1,0 +1,107 @@
+"""Notebook 07 runs from top to bottom in quick mode, and what it computes is right."""
+
+import numpy as np
+import pytest
+
+from .runner import check_outputs, execute
+
+TEACHER = -0.7 * np.log(0.7) - 0.3 * np.log(0.15)  # entropy of an answer of the sloppy teacher
+
+
+@pytest.mark.slow  # trains a model and compiles some twenty programs, in quick mode, too
+def test_language_model(tmp_path):
+    cells, found = execute(
+        "07_language_model",
+        tmp_path,
+        *("losses", "rights", "mass", "gap", "top", "NUM", "TEMPERATURES", "by_temperature"),
+        *("truth", "right_value", "right_mean", "effective", "wrong_value", "wrong_mean"),
+        *("by_surprisal", "by_entropy", "distances", "high"),
+        answers="RIGHT_ANSWERS.reshape(8, -1).argmax(-1)",
+        texts="exact.reshape(8, -1)",
+        new_texts="new.reshape(8, -1)",
+        careful_texts="careful_texts.reshape(8, -1)",
+        next_token="next_token['tiny']",
+        ratios="[token_ratios['tiny', title] for title in SCORED_WITH]",
+        work="[work['tiny', title][:2] for title in TITLES]",  # operations, numbers kept
+        rounding="rounding['tiny']",  # [exact, k1, k2, k3; token]
+    )
+    check_outputs(cells, plots=9)
+
+    # No model is better at predicting a teacher than the teacher: loss = entropy + KL.
+    sloppy = found["losses"][380:480]
+    assert TEACHER - 0.05 < sloppy.mean() < TEACHER + 1
+    assert found["losses"][0] > 3 * np.log(20) - 2  # of three tokens, one of 20 each, about
+    assert found["rights"][-1] > found["rights"][19] > 5 * found["rights"][0]
+
+    # The table of all texts: adds up to 1, and is what the sampler draws from and reports.
+    np.testing.assert_allclose(found["mass"], 1, atol=1e-5)
+    assert found["gap"] < 1e-4
+    exact, frequency = found["top"]
+    assert (np.abs(frequency - exact) < 5 * np.sqrt(exact / found["NUM"])).all()
+
+    plain, cooler, top_k, top_p = found["next_token"]
+    np.testing.assert_allclose(cooler, plain**2 / (plain**2).sum(), atol=1e-5)
+    largest = np.sort(plain)[::-1]
+    number = 1 + np.searchsorted(np.cumsum(largest), 0.9)
+    for p, kept in ((top_k, 2), (top_p, number)):
+        wanted = np.where(plain >= largest[kept - 1], plain, 0)
+        np.testing.assert_allclose(p, wanted / wanted.sum(), atol=1e-5)
+
+    p = np.exp(found["texts"])
+    rows = np.arange(8), found["answers"].astype(int)
+    right, entropy = found["by_temperature"].T
+    place = list(found["TEMPERATURES"]).index(1.0)
+    assert right[place] == pytest.approx(p[rows].mean(), abs=1e-5)
+    surprise = np.where(p > 0, -p * np.where(p > 0, found["texts"], 0), 0).sum(1)
+    assert entropy[place] == pytest.approx(surprise.mean(), abs=1e-4)
+    assert entropy[0] == pytest.approx(0, abs=1e-6)
+    assert (np.diff(entropy) > 0).all()
+    assert right[0] > right[place] > right[-1]
+
+    # Right ratios lose nothing where the support is whole, wrong ones are of no policy at all.
+    assert found["truth"] == pytest.approx(np.exp(found["new_texts"])[rows].mean(), abs=1e-6)
+    np.testing.assert_allclose(found["right_value"][:3], found["truth"], atol=1e-4)
+    np.testing.assert_allclose(found["right_mean"][:3], 1, atol=1e-4)
+    assert (found["right_mean"][3:] < 0.99).all()
+    assert found["wrong_value"][0] == pytest.approx(found["truth"], abs=1e-4)
+    assert found["wrong_value"][1] > found["truth"] + 0.05  # T = 0.5 is right more often
+    assert found["wrong_value"][2] < found["truth"] - 0.03  # T = 1.5
+    assert (found["effective"] <= 1 + 1e-6).all()
+    assert found["effective"][1] < 0.1
+    truth, weighted = found["high"]
+    assert weighted < truth - 0.01
+    same, temperature, neither = found["ratios"]
+    np.testing.assert_allclose(same, 1, atol=1e-3)
+    assert (temperature <= 1 + 1e-3).all()  # what top-p dropped had some mass
+    assert (np.abs(neither - 1) > 0.2).mean() > 0.1
+
+    (alone, kept), (group, shared), (copies, repeated) = found["work"]
+    assert group < 2 * alone
+    assert copies > 12 * alone
+    assert shared == kept
+    assert repeated == 16 * kept
+
+    # Entropy in two ways; the mean of what is drawn has less noise than the draw.
+    np.testing.assert_allclose(found["by_surprisal"][0], surprise, atol=1e-4)
+    np.testing.assert_allclose(found["by_entropy"][0], surprise, atol=1e-3)
+    assert (found["by_entropy"][1] < found["by_surprisal"][1]).all()
+
+    # KL of texts by its definition, at the end of the walk.
+    log_p, log_q = found["careful_texts"], found["texts"]
+    live = log_p > -np.inf
+    d = np.where(live, log_p, 0) - np.where(live, log_q, 0)
+    kl = (np.exp(log_p) * d).sum(1).mean()
+    means, deviations = found["distances"].transpose(2, 0, 1)
+    np.testing.assert_allclose(means[-1, [0, 2, 3]], kl, rtol=1e-2)
+    np.testing.assert_allclose(means[1:, 0], means[1:, 3], rtol=0.02, atol=1e-5)
+    np.testing.assert_allclose(means[1:, 2], means[1:, 3], rtol=0.02, atol=1e-5)
+    assert (np.diff(means[:, 3]) > 0).all()
+    assert abs(means[-1, 1] / kl - 1) > 0.05  # k2 is biased where the models are far apart
+    assert deviations[0, 2] < 0.3 * deviations[0, 0]  # k3 beats k1 near the reference
+    assert (deviations[:, 3] < deviations[:, 0]).all()
+
+    rounded, k1, _, k3 = found["rounding"]
+    assert (rounded > -1e-6).all()
+    assert 0 < rounded.mean() < 0.01
+    assert (k3 > -1e-6).all()
+    assert k1.std() > k3.std()
