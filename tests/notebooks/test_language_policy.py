@@ -22,8 +22,8 @@ def test_language_model(tmp_path):
         careful_texts="careful_texts.reshape(8, -1)",
         next_token="next_token['tiny']",
         ratios="[token_ratios['tiny', title] for title in SCORED_WITH]",
-        work="[work['tiny', title][:2] for title in TITLES]",  # operations, numbers kept
-        rounding="rounding['tiny']",  # [exact, k1, k2, k3; token]
+        work="[work[title][:2] for title in TITLES]",  # operations, numbers kept
+        rounding="list(per_token.values())",  # [exact, k1, k2, k3; token]
     )
     check_outputs(cells, plots=9)
 
