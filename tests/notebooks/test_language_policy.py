@@ -73,7 +73,7 @@ def test_language_model(tmp_path):
     same, temperature, neither = found["ratios"]
     np.testing.assert_allclose(same, 1, atol=1e-3)
     assert (temperature <= 1 + 1e-3).all()  # what top-p dropped had some mass
-    assert (np.abs(neither - 1) > 0.2).mean() > 0.1
+    assert (np.abs(neither - 1) > 0.05).mean() > 0.2  # a token of three, at least, has a choice
 
     (alone, kept), (group, shared), (copies, repeated) = found["work"]
     assert group < 2 * alone
@@ -96,7 +96,7 @@ def test_language_model(tmp_path):
     np.testing.assert_allclose(means[1:, 0], means[1:, 3], rtol=0.02, atol=1e-5)
     np.testing.assert_allclose(means[1:, 2], means[1:, 3], rtol=0.02, atol=1e-5)
     assert (np.diff(means[:, 3]) > 0).all()
-    assert abs(means[-1, 1] / kl - 1) > 0.05  # k2 is biased where the models are far apart
+    assert np.abs(means[1:, 1] / means[1:, 3] - 1).max() > 0.05  # k2 is biased on the way
     assert deviations[0, 2] < 0.3 * deviations[0, 0]  # k3 beats k1 near the reference
     assert (deviations[:, 3] < deviations[:, 0]).all()
 
