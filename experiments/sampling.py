@@ -1,5 +1,6 @@
 """A config's `sampler` as the arguments of `rljax.llm.sampler.generate`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from experiments.check import check_fields, check_range
@@ -46,12 +47,16 @@ def sampler_arguments(
     Raises:
       ValueError: as `check_sampler`.
     """
-    from rljax.llm.stops import stop_table
-
     check_sampler(config, training=training, where=where)
     arguments = config.to_dict()
     strings = arguments.pop("stop_strings")
     if strings:
-        token_bytes = [*map(tokenizer.token_bytes, range(tokenizer.vocab_size))]
-        arguments["stop_table"] = stop_table(strings, token_bytes)
+        arguments["stop_table"] = table_of(strings, tokenizer)
     return arguments | {"stop_tokens": tokenizer.stop_tokens, "pad_token": tokenizer.pad_id}
+
+
+def table_of(strings: Sequence[str], tokenizer: Any) -> Any:
+    """`generate`'s stop_table for strings, at least one, that end a completion."""
+    from rljax.llm.stops import stop_table
+
+    return stop_table(strings, [*map(tokenizer.token_bytes, range(tokenizer.vocab_size))])

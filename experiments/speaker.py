@@ -48,11 +48,11 @@ def load(options: Options) -> Speaker:
 
     import jax.numpy as jnp
 
+    from experiments.sampling import table_of
     from rljax.llm import decoding
     from rljax.llm.load import load_language_model
     from rljax.llm.sampler import check_table, generate, pad_to_bucket
     from rljax.llm.settings import make_settings
-    from rljax.llm.stops import stop_table
     from rljax.nets.transformer import unstack
 
     model = load_language_model(options.model, dtype=options.dtype)
@@ -69,9 +69,7 @@ def load(options: Options) -> Speaker:
         top_p=options.top_p,
     )
     settings = make_settings(net, **arguments)
-    table = None
-    if options.stop:
-        table = stop_table(options.stop, [*map(tokenizer.token_bytes, range(tokenizer.vocab_size))])
+    table = table_of(options.stop, tokenizer) if options.stop else None
     table = check_table(table, net.config.vocab_size)
     start = jax.jit(partial(decoding.start, net=net, settings=settings))
     run = jax.jit(partial(decoding.run, net), static_argnames="settings", donate_argnums=1)

@@ -98,7 +98,7 @@ def test_completions_stand_with_their_prompt(num_rows):
 
 
 def test_what_stands_on_padding_changes_nothing():
-    """mask-01: any tokens, and embeddings that are not numbers."""
+    """mask-01: whatever tokens stand where the mask is 0."""
     net = make_transformer(CONFIG)
     params = net.init(jax.random.key(0))
     mask = np.array([[0, 0, 1, 1], [1, 1, 1, 1]])
