@@ -1,17 +1,15 @@
-"""The public function: argument checks, layout of the unembedding, choice of implementation."""
+"""The public function: arguments checked, an implementation chosen, one call of it."""
+
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jax import Array
 from jax.typing import ArrayLike
 
-from kernels_pallas.linear_token_stats.reference import TokenStats, reference
-
-IMPLEMENTATIONS = ("auto", "reference")
-
-
-def _require_shape(name: str, array: Array, shape: tuple[int, ...]) -> None:
-    if array.shape != shape:
-        raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
+from kernels_pallas import checks
+from kernels_pallas.choose import choose, load
+from kernels_pallas.linear_token_stats.differentiate import Inputs, differentiable_stats
+from kernels_pallas.linear_token_stats.reference import reference
+from kernels_pallas.records import Static, TokenStats
 
 
 def linear_token_stats(
@@ -24,57 +22,116 @@ def linear_token_stats(
     bias: ArrayLike | None = None,
     mask: ArrayLike | None = None,
     entropy: bool = True,
+    vocab_axis: str | None = None,
     implementation: str = "auto",
+    config: Any = None,
+    interpret: Any = False,
 ) -> TokenStats:
-    """Log-probability of each row's token, entropy and normaliser, straight from hidden states.
+    """Log-probability of each row's token, entropy and normaliser, without the logits [N, V].
 
     z = hidden · unembedding + bias, then softcap · tanh(z / softcap), then z / temperature;
     logsumexp = log Σ_v exp z_v, log_probs = z_token - logsumexp, entropy = logsumexp - Σ_v p_v z_v.
 
+    Differentiable in hidden, unembedding and bias, in reverse mode and once (`reference`: any
+    number of times), with p = exp(z - logsumexp) and g_* the gradients of the three results:
+
+        dz_v = p_v (g_logsumexp - g_log_probs - g_entropy (log p_v + entropy)) + 1[v = token] g_log_probs
+
+    2NDV flops forward and 6NDV backward (`pallas_*`: 8NDV), and no more memory than the gradients,
+    a few [N] and a few blocks. Logits, sums and results are float32 whatever comes in.
+    Held constant: the temperature.
+
     Args:
         hidden: [N, D], float32 or bfloat16.
-        unembedding: [D, V], or [V, D]; read as [D, V] if D = V.
-        tokens: [N] integers in [0, V).
+        unembedding: [D, V], or [V, D]; read as [D, V] if D = V. Of hidden's dtype. Neither layout
+            is copied.
+        tokens: [N] integers in [0, V). Others have log-probability -inf, without gradient; entropy
+            and logsumexp do not depend on the token.
         temperature: above 0, a scalar, may be traced.
         softcap: above 0; None is none.
-        bias: [V]; -inf forbids a token.
-        mask: [N], bool or 0/1; rows with 0 give 0 in every field and no gradient, and may be NaN.
+        bias: [V]; -inf forbids a token (not with a softcap, which bounds it like any other number).
+            A row in which all are forbidden has log_probs and logsumexp -inf, entropy 0 and no
+            gradient.
+        mask: [N], bool or 0/1; rows with 0 give 0 in every field and no gradient, may be NaN, and
+            cost nothing.
         entropy: False leaves the entropy out.
-        implementation: "auto" or "reference".
+        vocab_axis: inside `shard_map`, the mesh axis along which the vocabulary is split:
+            unembedding and bias are this device's V / K columns, tokens count over all of them.
+            Costs two all-reduces of a few [N], and one of the gradient of hidden.
+        implementation: "auto", "reference", "xla", "pallas_tpu" or "pallas_gpu"; see `choose`.
+        config: block sizes, of the type that the implementation defines; None is its own choice.
+        interpret: True runs the Pallas kernels anywhere, slowly; or Pallas's InterpretParams.
 
     Returns:
         TokenStats of float32 [N]; entropy is None with entropy=False.
 
     Raises:
-        ValueError: if shapes do not fit, temperature or softcap is not above 0, or the
-            implementation is unknown.
+        ValueError: if shapes or dtypes do not fit, temperature or softcap is not above 0, or the
+            implementation is unknown or cannot run here.
 
     Example:
         >>> stats = linear_token_stats(jnp.zeros((1, 3)), jnp.ones((3, 4)), jnp.array([2]))
         >>> jnp.exp(stats.log_probs).tolist(), round(stats.entropy.item(), 4)
         ([0.25], 1.3863)
+
+    Source: the formulas are elementary. That logits need not be kept: Wijmans et al. (2024), "Cut
+    your losses in large-vocabulary language models", section 4; entropy and shards are ours.
     """
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"implementation must be one of {IMPLEMENTATIONS}, got {implementation!r}")
-    for name, number in (("temperature", temperature), ("softcap", softcap)):
-        if isinstance(number, int | float) and number <= 0:
-            raise ValueError(f"{name} must be above 0, got {number}")
-    hidden, unembedding, tokens = jnp.asarray(hidden), jnp.asarray(unembedding), jnp.asarray(tokens)
-    if hidden.ndim != 2:
-        raise ValueError(f"hidden must be [N, D], got shape {hidden.shape}")
+    call = prepare(
+        *(hidden, unembedding, tokens, temperature, softcap, bias, mask),
+        *(entropy, implementation, config, interpret),
+    )
+    return run(call, vocab_axis)
+
+
+class Call(NamedTuple):
+    """Checked arguments, and the implementation that gets them."""
+
+    implementation: str
+    static: Static
+    inputs: Inputs
+
+
+def prepare(
+    hidden: ArrayLike,
+    unembedding: ArrayLike,
+    tokens: ArrayLike,
+    temperature: ArrayLike,
+    softcap: float | None,
+    bias: ArrayLike | None,
+    mask: ArrayLike | None,
+    entropy: bool,
+    implementation: str,
+    config: Any,
+    interpret: Any,
+) -> Call:
+    hidden, unembedding, transposed = checks.require_pair(hidden, unembedding)
     num_rows, width = hidden.shape
-    if unembedding.ndim != 2 or width not in unembedding.shape:
-        raise ValueError(
-            f"unembedding must be [D, V] or [V, D] with D = {width}, got {unembedding.shape}"
-        )
-    unembedding = unembedding if unembedding.shape[0] == width else unembedding.T
-    _require_shape("tokens", tokens, (num_rows,))
+    num_tokens = unembedding.shape[0 if transposed else 1]
+    chosen = choose(
+        *("linear_token_stats", implementation),
+        dtype=hidden.dtype,
+        shape=(num_rows, width, num_tokens),
+        interpret=interpret,
+    ).implementation
+    checks.require_positive("softcap", softcap)
     if bias is not None:
-        bias = jnp.asarray(bias)
-        _require_shape("bias", bias, (unembedding.shape[1],))
-    if mask is not None:
-        mask = jnp.asarray(mask) != 0
-        _require_shape("mask", mask, (num_rows,))
-    temperature = jnp.asarray(temperature, jnp.float32)
-    _require_shape("temperature", temperature, ())
-    return reference(hidden, unembedding, tokens, mask, bias, temperature, softcap, entropy)
+        bias = jnp.asarray(bias, jnp.float32)
+        checks.require_shape("bias", bias, (num_tokens,))
+    inputs = (
+        hidden,
+        unembedding,
+        checks.require_tokens(tokens, num_rows),
+        None if mask is None else checks.require_mask(mask, num_rows),
+        bias,
+        1.0 / checks.require_temperature(temperature),
+    )
+    static = Static(transposed, softcap, entropy, config, interpret)
+    return Call(chosen if num_rows else "reference", static, inputs)
+
+
+def run(call: Call, vocab_axis: str | None) -> TokenStats:
+    if call.implementation == "reference":
+        return reference(*call.inputs, call.static, vocab_axis)
+    module = load("linear_token_stats", call.implementation)
+    return differentiable_stats(module, call.static, vocab_axis, call.inputs)

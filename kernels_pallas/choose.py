@@ -1,0 +1,85 @@
+"""Which implementation a call gets: settled when it is traced, by platform, dtype and shape."""
+
+import importlib
+import importlib.util
+from typing import Any, NamedTuple
+
+import jax
+
+IMPLEMENTATIONS = ("auto", "reference", "xla", "pallas_tpu", "pallas_gpu")
+PLATFORM_OF = {"pallas_tpu": "tpu", "pallas_gpu": "gpu"}
+
+
+class Choice(NamedTuple):
+    implementation: str
+    reason: str
+
+
+def current_platform() -> str:
+    """cpu, gpu or tpu: that of an abstract mesh in use, of the default device, or of JAX."""
+    abstract = jax.sharding.get_abstract_mesh().abstract_device
+    device: Any = abstract or jax.config.jax_default_device
+    platform = getattr(device, "platform", device) or jax.default_backend()
+    return "gpu" if platform in ("cuda", "rocm") else platform
+
+
+def load(kernel: str, implementation: str) -> Any:
+    """The module with `forward` and `backward`."""
+    return importlib.import_module(f"kernels_pallas.{kernel}.{implementation}")
+
+
+def choose(
+    kernel: str,
+    implementation: str = "auto",
+    *,
+    dtype: Any,
+    shape: tuple[int, ...],
+    platform: str | None = None,
+    interpret: Any = False,
+) -> Choice:
+    """What a call would run, and why.
+
+    Args:
+        kernel: "linear_token_stats", "linear_kl", "token_stats" or "categorical_kl".
+        implementation: as it is given to the kernel.
+        dtype: of the hidden states or logits.
+        shape: (N, D, V); (N, V) of kernels on logits; (N, D_p, D_q, V) of linear_kl.
+        platform: "cpu", "gpu" or "tpu"; None is the one in use.
+        interpret: as it is given to the kernel.
+
+    Returns:
+        Choice(implementation, reason).
+
+    Raises:
+        ValueError: if the implementation is unknown, or cannot run on the platform or these shapes.
+
+    Example:
+        >>> choose("linear_kl", dtype="float32", shape=(8, 4, 4, 9), platform="cpu").implementation
+        'xla'
+    """
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"implementation must be one of {IMPLEMENTATIONS}, got {implementation!r}")
+    platform = platform or current_platform()
+    if implementation != "auto":
+        if problem := _problem(kernel, implementation, dtype, shape, platform, interpret):
+            raise ValueError(f"implementation {implementation!r} cannot run: {problem}")
+        return Choice(implementation, "asked for")
+    native = {at: name for name, at in PLATFORM_OF.items()}.get(platform)
+    if native is None:
+        return Choice("xla", f"blocks in XLA are the fastest there is on {platform}")
+    if problem := _problem(kernel, native, dtype, shape, platform, False):
+        return Choice("xla", f"{native} cannot run: {problem}")
+    return Choice(native, f"the kernel for {platform}")
+
+
+def _problem(
+    kernel: str, implementation: str, dtype: Any, shape: tuple[int, ...], platform: str, interpret: Any
+) -> str:
+    """Why it cannot run, or an empty string."""
+    needed = PLATFORM_OF.get(implementation, platform)
+    if interpret is False and needed != platform:
+        return f"it needs a {needed} and this is a {platform}; interpret=True runs it anywhere"
+    if importlib.util.find_spec(f"kernels_pallas.{kernel}.{implementation}") is None:
+        return f"there is none of {kernel}"
+    unsupported = getattr(load(kernel, implementation), "unsupported", None)
+    return (unsupported(dtype=dtype, shape=shape) or "") if unsupported else ""

@@ -1,0 +1,87 @@
+"""Losses that a user gives for one token, and what is refused.
+
+A loss is called with scalars, one token at a time under `vmap`: it cannot see other tokens, so its
+sum has the gradient that is formed block by block, whatever it computes. What would not mean here
+what it says, a mean or a maximum over tokens, is a reduction of a scalar, and is refused.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.extend.core import jaxprs_in_params
+
+from kernels_pallas.records import TokenStats
+
+LossFn = Callable[..., Array]  # (log_prob [], entropy [] or None, aux of scalars) -> loss []
+REDUCTIONS = ("reduce", "arg", "cum", "sort")
+
+
+def check_aux(aux: Any, num_rows: int) -> Any:
+    """aux as a pytree of arrays [N]."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(aux):
+        if jnp.shape(leaf) != (num_rows,):
+            name = "aux" + jax.tree_util.keystr(path)
+            raise ValueError(f"{name} must have shape {(num_rows,)}, got {jnp.shape(leaf)}")
+    return jax.tree.map(jnp.asarray, aux)
+
+
+def check_loss(loss_fn: LossFn, entropy: bool, aux: Any) -> tuple[LossFn, list[Array]]:
+    """The loss of one token, with what it closes over as further arguments.
+
+    Raises:
+        ValueError: if it does not take scalars, gives anything but a number, or reduces.
+    """
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    scalars = jax.tree.map(lambda x: jax.ShapeDtypeStruct((), x.dtype), aux)
+    arguments = (number, number if entropy else None, scalars)
+    refused = "loss_fn must be elementwise, from the numbers of one token to one number"
+    try:
+        jaxpr, result = jax.make_jaxpr(loss_fn, return_shape=True)(*arguments)
+    except (TypeError, ValueError, IndexError) as error:
+        first = str(error).strip().split("\n")[0]
+        raise ValueError(f"{refused}; it raised {type(error).__name__}: {first}") from error
+    if not isinstance(result, jax.ShapeDtypeStruct) or result.shape != ():
+        shapes = jax.tree.map(lambda x: x.shape, result)
+        raise ValueError(f"{refused}; it returned shape {shapes}")
+    if not jnp.issubdtype(result.dtype, jnp.floating):
+        raise ValueError(f"{refused}; it returned {result.dtype}")
+    if reduction := reduction_of_scalars(jaxpr.jaxpr):
+        raise ValueError(f"{refused}; it reduces over tokens with {reduction}")
+    return jax.closure_convert(loss_fn, *arguments)
+
+
+def reduction_of_scalars(jaxpr: Any) -> str:
+    """The name of a reduction whose operand has no axis, or an empty string."""
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name.startswith(REDUCTIONS) and equation.invars[0].aval.shape == ():
+            return name
+        for inner in jaxprs_in_params(equation.params):
+            if found := reduction_of_scalars(inner):
+                return found
+    return ""
+
+
+def total_loss(
+    loss_fn: LossFn, stats: TokenStats, mask: Array | None, aux: Any, consts: list[Array]
+) -> Array:
+    """The sum of the losses of unmasked rows, float32 []."""
+
+    def one(log_prob: Array, entropy: Array | None, aux: Any) -> Array:
+        return loss_fn(log_prob, entropy, aux, *consts).astype(jnp.float32)
+
+    if mask is None:
+        return jnp.sum(jax.vmap(one)(stats.log_probs, stats.entropy, aux))
+
+    def select(x: Array) -> Array:
+        # Masked rows take the numbers of one that is not. With 0 a loss might divide by 0, and
+        # what it closes over would get a gradient of NaN.
+        usual = jnp.where(jnp.any(mask), x[jnp.argmax(mask)], jnp.zeros((), x.dtype))
+        return jnp.where(mask, x, usual)
+
+    stats, aux = jax.tree.map(select, (stats, aux))
+    losses = jax.vmap(one)(stats.log_probs, stats.entropy, aux)
+    return jnp.sum(jnp.where(mask, losses, 0.0))

@@ -1,0 +1,122 @@
+"""The statistics block by block in plain XLA: the small mode, right on CPUs and anywhere else.
+
+Logits exist for one block of rows and one of the vocabulary at a time, and the backward pass
+computes them again: 2NDV flops forward, 6NDV backward, and memory for a few blocks only.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from kernels_pallas.blocks import RowBlock, order_rows, over_rows, over_vocabulary, vary_like
+from kernels_pallas.linear_token_stats.tile import columns, logits_of, logits_slope, matmul, put
+from kernels_pallas.online import begin, d_logits, finish, update
+from kernels_pallas.records import Blocks, ShardStats, Static
+
+FORWARD, BACKWARD = Blocks(1024, 1024), Blocks(1024, 1024)
+
+
+def forward(
+    hidden: Array,
+    unembedding: Array,
+    tokens: Array,
+    mask: Array | None,
+    bias: Array | None,
+    inverse_temperature: Array,
+    static: Static,
+) -> ShardStats:
+    """`ShardStats` of rows [N] over this shard of the vocabulary."""
+    num_rows, num_tokens = len(hidden), unembedding.shape[0 if static.transposed else 1]
+    blocks = static.config or FORWARD
+    order = order_rows(mask)
+    if mask is not None:
+        hidden = jnp.where(mask[:, None], hidden, 0)
+    hidden, tokens = order.sort(hidden), order.sort(tokens)
+
+    def visit(block: RowBlock, results: ShardStats) -> ShardStats:
+        rows, chosen = block.of(hidden), block.of(tokens)
+
+        def step(first: Any, size: int, state: Any) -> Any:
+            weights, offset = columns(unembedding, bias, first, size, static)
+            logits = logits_of(rows, weights, offset, inverse_temperature, static)
+            return update(state, logits, chosen - first, static.entropy)
+
+        state = vary_like(begin(block.size, static.entropy), hidden, unembedding, tokens, bias)
+        stats = finish(over_vocabulary(num_tokens, blocks.vocabulary, step, state))
+        return ShardStats(*(x if x is None else block.put(x, y) for x, y in zip(results, stats)))
+
+    zeros = jnp.zeros(num_rows)
+    results = ShardStats(zeros, zeros, zeros, zeros if static.entropy else None)
+    results = vary_like(results, hidden, unembedding, tokens, bias)
+    results = over_rows(num_rows, blocks.rows, order.count, visit, results)
+    if mask is None:
+        return results
+    fields = (x if x is None else jnp.where(mask, order.unsort(x), 0.0) for x in results)
+    return ShardStats(*fields)
+
+
+def backward(
+    hidden: Array,
+    unembedding: Array,
+    tokens: Array,
+    mask: Array | None,
+    bias: Array | None,
+    inverse_temperature: Array,
+    peak: Array,
+    log_sum: Array,
+    a: Array,
+    b: Array | None,
+    c: Array,
+    static: Static,
+) -> tuple[Array, Array, Array | None]:
+    """Gradients of hidden, unembedding and bias.
+
+    dz_v = p_v (a + b log p_v) + 1[v = token] c, log p_v = z_v - peak - log_sum.
+    """
+    num_rows, width = hidden.shape
+    num_tokens = unembedding.shape[0 if static.transposed else 1]
+    blocks = static.config or BACKWARD
+    order = order_rows(mask)
+    if mask is not None:
+        hidden = jnp.where(mask[:, None], hidden, 0)
+    given = [x if x is None else order.sort(x) for x in (hidden, tokens, peak, log_sum, a, b, c)]
+    hidden = given[0]
+    flipped = hidden.T  # a product over the leading axis of both is slow on CPUs
+
+    def step(first: Any, size: int, carry: Any) -> Any:
+        d_hidden, d_unembedding, d_bias = carry
+        weights, offset = columns(unembedding, bias, first, size, static)
+
+        def visit(block: RowBlock, carry: Any) -> Any:
+            d_hidden, d_weights, d_offset = carry
+            rows, chosen, *of_rows = (x if x is None else block.of(x) for x in given)
+            logits = logits_of(rows, weights, offset, inverse_temperature, static)
+            slope = logits_slope(logits, inverse_temperature, static)
+            dz = d_logits(logits, chosen - first, *of_rows)
+            # The last block may have rows that the one before has had.
+            dz = jnp.where(block.fresh[:, None], dz * slope, 0.0)
+            if d_offset is not None:
+                d_offset += jnp.sum(dz, axis=0)
+            dz = dz.astype(rows.dtype)
+            d_rows = block.of(d_hidden) + matmul(dz, weights, (1, 0 if static.transposed else 1))
+            d_weights += matmul(lax.dynamic_slice_in_dim(flipped, block.first, block.size, axis=1), dz, (1, 0))
+            return block.put(d_hidden, d_rows), d_weights, d_offset
+
+        zeros = (jnp.zeros((width, size)), None if bias is None else jnp.zeros(size))
+        inner = (d_hidden, *vary_like(zeros, hidden, unembedding, a, bias))
+        d_hidden, d_weights, d_offset = over_rows(
+            num_rows, blocks.rows, order.count, visit, inner
+        )
+        d_weights = d_weights.T if static.transposed else d_weights
+        d_unembedding = put(d_unembedding, d_weights, first, 0 if static.transposed else 1)
+        return d_hidden, d_unembedding, None if bias is None else put(d_bias, d_offset, first, 0)
+
+    zeros = (
+        jnp.zeros(hidden.shape),
+        jnp.zeros_like(unembedding),
+        None if bias is None else jnp.zeros(num_tokens),
+    )
+    zeros = vary_like(zeros, hidden, unembedding, a, bias)
+    d_hidden, d_unembedding, d_bias = over_vocabulary(num_tokens, blocks.vocabulary, step, zeros)
+    return order.unsort(d_hidden.astype(hidden.dtype)), d_unembedding, d_bias
