@@ -33,9 +33,7 @@ def vary_like(tree: Any, *arrays: Any) -> Any:
     return jax.tree.map(vary, tree)
 
 
-def over_vocabulary(
-    num: int, size: int, body: Callable[[Any, int, Any], Any], carry: Any
-) -> Any:
+def over_vocabulary(num: int, size: int, body: Callable[[Any, int, Any], Any], carry: Any) -> Any:
     """carry <- body(first, size, carry) for each block of [0, num); size is a Python int."""
     size = min(size, num)
     whole = num // size

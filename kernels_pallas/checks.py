@@ -14,6 +14,12 @@ def require_shape(name: str, array: Array, shape: tuple[int, ...]) -> None:
         raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
 
 
+def require_dtype(name: str, array: Array, dtype: Any) -> None:
+    """That of the array it meets; a silent conversion would be a copy of a large array."""
+    if array.dtype != dtype:
+        raise ValueError(f"{name} must be {dtype} like the others, got {array.dtype}")
+
+
 def require_matrix(name: str, array: ArrayLike, axes: str) -> Array:
     """The array, which has two axes, neither of them empty but perhaps the rows, and a known dtype."""
     array = jnp.asarray(array)
@@ -65,9 +71,5 @@ def require_pair(hidden: ArrayLike, unembedding: ArrayLike, suffix: str = "") ->
         )
     if 0 in unembedding.shape:
         raise ValueError(f"unembedding{suffix} must not be empty, got {unembedding.shape}")
-    if unembedding.dtype != hidden.dtype:
-        raise ValueError(
-            f"unembedding{suffix} must be {hidden.dtype} as hidden{suffix} is, "
-            f"got {unembedding.dtype}"
-        )
+    require_dtype(f"unembedding{suffix}", unembedding, hidden.dtype)
     return hidden, unembedding, unembedding.shape[0] != width

@@ -73,7 +73,12 @@ def choose(
 
 
 def _problem(
-    kernel: str, implementation: str, dtype: Any, shape: tuple[int, ...], platform: str, interpret: Any
+    kernel: str,
+    implementation: str,
+    dtype: Any,
+    shape: tuple[int, ...],
+    platform: str,
+    interpret: Any,
 ) -> str:
     """Why it cannot run, or an empty string."""
     needed = PLATFORM_OF.get(implementation, platform)

@@ -166,9 +166,9 @@ def _backward(
     )
     floats = iter(gradients.aux)
     d_aux = jax.tree.map(
-        lambda x: scale(order.unsort(next(floats)), x)
-        if jnp.issubdtype(x.dtype, jnp.floating)
-        else None,
+        lambda x: (
+            scale(order.unsort(next(floats)), x) if jnp.issubdtype(x.dtype, jnp.floating) else None
+        ),
         aux,
     )
     return inputs, d_aux, [scale(x, y) for x, y in zip(gradients.consts, consts)]

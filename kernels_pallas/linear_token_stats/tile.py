@@ -53,6 +53,4 @@ def logits_slope(logits: Array, inverse_temperature: Array, static: Static) -> A
     """What a logit changes by with the product it is made of, given the logits themselves."""
     if static.softcap is None:
         return inverse_temperature
-    return inverse_temperature * (
-        1.0 - jnp.square(logits / (static.softcap * inverse_temperature))
-    )
+    return inverse_temperature * (1.0 - jnp.square(logits / (static.softcap * inverse_temperature)))

@@ -100,14 +100,14 @@ def backward(
                 d_offset += jnp.sum(dz, axis=0)
             dz = dz.astype(rows.dtype)
             d_rows = block.of(d_hidden) + matmul(dz, weights, (1, 0 if static.transposed else 1))
-            d_weights += matmul(lax.dynamic_slice_in_dim(flipped, block.first, block.size, axis=1), dz, (1, 0))
+            d_weights += matmul(
+                lax.dynamic_slice_in_dim(flipped, block.first, block.size, axis=1), dz, (1, 0)
+            )
             return block.put(d_hidden, d_rows), d_weights, d_offset
 
         zeros = (jnp.zeros((width, size)), None if bias is None else jnp.zeros(size))
         inner = (d_hidden, *vary_like(zeros, hidden, unembedding, a, bias))
-        d_hidden, d_weights, d_offset = over_rows(
-            num_rows, blocks.rows, order.count, visit, inner
-        )
+        d_hidden, d_weights, d_offset = over_rows(num_rows, blocks.rows, order.count, visit, inner)
         d_weights = d_weights.T if static.transposed else d_weights
         d_unembedding = put(d_unembedding, d_weights, first, 0 if static.transposed else 1)
         return d_hidden, d_unembedding, None if bias is None else put(d_bias, d_offset, first, 0)

@@ -1,0 +1,50 @@
+"""KL(p‖q) of given logits, block by block in plain XLA: no array [N, V] but the gradients."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from kernels_pallas.blocks import RowBlock, over_rows, over_vocabulary, vary_like
+from kernels_pallas.divergence import begin_kl, d_divergence, finish_kl, update_kl
+from kernels_pallas.records import Blocks, KLStatic, KLStats
+from kernels_pallas.token_stats.xla import put_tile, tile
+
+BLOCKS = Blocks(512, 2048)
+
+
+def forward(logits_p: Array, logits_q: Array, static: KLStatic) -> KLStats:
+    (num_rows, num_tokens), blocks = logits_p.shape, static.config or BLOCKS
+
+    def visit(block: RowBlock, results: KLStats) -> KLStats:
+        def step(first: Any, size: int, state: Any) -> Any:
+            tiles = (tile(x, block, first, size) for x in (logits_p, logits_q))
+            return update_kl(state, *tiles)
+
+        state = vary_like(begin_kl(block.size), logits_p, logits_q)
+        stats = finish_kl(over_vocabulary(num_tokens, blocks.vocabulary, step, state))
+        return jax.tree.map(block.put, results, stats)
+
+    results = vary_like(KLStats(*[jnp.zeros(num_rows)] * 5), logits_p, logits_q)
+    return over_rows(num_rows, blocks.rows, None, visit, results)
+
+
+def backward(
+    logits_p: Array, logits_q: Array, stats: KLStats, g: Array, static: KLStatic
+) -> tuple[Array, Array]:
+    (num_rows, num_tokens), blocks = logits_p.shape, static.config or BLOCKS
+
+    def visit(block: RowBlock, gradients: tuple[Array, Array]) -> tuple[Array, Array]:
+        of_rows = jax.tree.map(block.of, (stats, g))
+
+        def step(first: Any, size: int, gradients: tuple[Array, Array]) -> tuple[Array, Array]:
+            z_p, z_q = (tile(x, block, first, size) for x in (logits_p, logits_q))
+            dz = d_divergence(z_p, z_q, *of_rows)
+            d_p, d_q = (put_tile(x, block, first, y) for x, y in zip(gradients, dz))
+            return d_p, d_q
+
+        return over_vocabulary(num_tokens, blocks.vocabulary, step, gradients)
+
+    zeros = jnp.zeros_like(logits_p), jnp.zeros_like(logits_q)
+    return over_rows(num_rows, blocks.rows, None, visit, vary_like(zeros, logits_p, logits_q, g))

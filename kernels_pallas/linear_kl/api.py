@@ -1,0 +1,106 @@
+"""The public function, and its gradient."""
+
+from functools import partial
+from typing import Any
+
+import jax
+from jax import Array
+from jax.typing import ArrayLike
+
+from kernels_pallas import checks
+from kernels_pallas.blocks import vary_like
+from kernels_pallas.choose import choose, load
+from kernels_pallas.divergence import finite
+from kernels_pallas.linear_kl.reference import Pair, reference
+from kernels_pallas.records import KLStatic
+
+KINDS = ("forward", "reverse")
+
+
+def linear_kl(
+    of_p: tuple[ArrayLike, ArrayLike],
+    of_q: tuple[ArrayLike, ArrayLike],
+    *,
+    kind: str = "forward",
+    implementation: str = "auto",
+    config: Any = None,
+    interpret: Any = False,
+) -> Array:
+    """Exact KL divergence over the vocabulary of two models, row by row, without their logits.
+
+    "forward": KL(p‖q) = Σ_v p_v (log p_v - log q_v), "reverse": KL(q‖p), in nats, with p and q the
+    softmax of hidden · unembedding of each side.
+
+    Differentiable in all four arrays, in reverse mode and once: with g the gradient of a row's
+    KL(p‖q), dz_p = g p (log p - log q - KL) and dz_q = g (q - p). Hold a model fixed with
+    `stop_gradient`. 2NV(D_p + D_q) flops forward, 6NV(D_p + D_q) backward, and memory for the
+    gradients, a few [N] and a few blocks.
+
+    Args:
+        of_p: hidden [N, D_p] and unembedding [D_p, V] or [V, D_p] ([D, V] if D = V), float32 or
+            bfloat16.
+        of_q: the same of the other model; D_q may differ, N, V and the dtype may not.
+        kind: "forward" or "reverse".
+        implementation: "auto", "reference", "xla", "pallas_tpu" or "pallas_gpu"; see `choose`.
+        config: block sizes, of the type that the implementation defines; None is its own choice.
+        interpret: True runs the Pallas kernels anywhere, slowly; or Pallas's InterpretParams.
+
+    Returns:
+        [N] float32.
+
+    Raises:
+        ValueError: if shapes or dtypes do not fit, or the kind or implementation is unknown, or
+            cannot run here.
+
+    Example:
+        >>> p = jnp.log(jnp.array([[0.5, 0.5]])), jnp.eye(2)
+        >>> q = jnp.log(jnp.array([[0.25, 0.75]])), jnp.eye(2)
+        >>> round(linear_kl(p, q).item(), 4)  # ½ log 2 + ½ log ⅔
+        0.1438
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {KINDS}, got {kind!r}")
+    hidden_p, unembedding_p, transposed_p = checks.require_pair(*of_p, "_p")
+    hidden_q, unembedding_q, transposed_q = checks.require_pair(*of_q, "_q")
+    num_tokens = unembedding_p.shape[0 if transposed_p else 1]
+    if len(hidden_q) != len(hidden_p):
+        raise ValueError(
+            f"hidden_p and hidden_q must have as many rows, got {len(hidden_p)} and {len(hidden_q)}"
+        )
+    if (other := unembedding_q.shape[0 if transposed_q else 1]) != num_tokens:
+        raise ValueError(
+            f"unembedding_p and unembedding_q must have one vocabulary, got {num_tokens} and {other}"
+        )
+    checks.require_dtype("hidden_q", hidden_q, hidden_p.dtype)
+    chosen = choose(
+        *("linear_kl", implementation),
+        dtype=hidden_p.dtype,
+        shape=(len(hidden_p), hidden_p.shape[1], hidden_q.shape[1], num_tokens),
+        interpret=interpret,
+    ).implementation
+    pairs = ((hidden_p, unembedding_p), (hidden_q, unembedding_q))
+    flags = (transposed_p, transposed_q)
+    if kind == "reverse":
+        pairs, flags = pairs[::-1], flags[::-1]
+    static = KLStatic(*flags, config, interpret)
+    if chosen == "reference" or not len(hidden_p):
+        return reference(*pairs, static)
+    return _divergence(load("linear_kl", chosen), static, *vary_like(pairs, pairs))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _divergence(implementation: Any, static: KLStatic, of_p: Pair, of_q: Pair) -> Array:
+    return implementation.forward(of_p, of_q, static).kl
+
+
+def _forward(implementation: Any, static: KLStatic, of_p: Pair, of_q: Pair) -> Any:
+    stats = implementation.forward(of_p, of_q, static)
+    return stats.kl, (of_p, of_q, stats)
+
+
+def _backward(implementation: Any, static: KLStatic, saved: Any, g: Array) -> Any:
+    of_p, of_q, stats = saved
+    return implementation.backward(of_p, of_q, *finite(stats, g), static)
+
+
+_divergence.defvjp(_forward, _backward)
