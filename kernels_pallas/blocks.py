@@ -14,7 +14,7 @@ from jax import Array, lax
 
 
 def varying_axes(*arrays: Any) -> frozenset[str]:
-    """The mesh axes of an enclosing `shard_map` over which some leaf varies, where it checks that."""
+    """The mesh axes over which some leaf varies, inside a `shard_map` that checks it."""
     types = [jax.typeof(x).manual_axis_type for x in jax.tree.leaves(arrays)]
     return frozenset().union(*(each.varying for each in types))
 

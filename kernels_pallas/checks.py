@@ -21,7 +21,7 @@ def require_dtype(name: str, array: Array, dtype: Any) -> None:
 
 
 def require_matrix(name: str, array: ArrayLike, axes: str) -> Array:
-    """The array, which has two axes, neither of them empty but perhaps the rows, and a known dtype."""
+    """The array: two axes, of which only the first may be empty, and a known dtype."""
     array = jnp.asarray(array)
     if array.ndim != 2:
         raise ValueError(f"{name} must be {axes}, got shape {array.shape}")
@@ -59,7 +59,9 @@ def require_temperature(temperature: ArrayLike) -> Array:
     return temperature
 
 
-def require_pair(hidden: ArrayLike, unembedding: ArrayLike, suffix: str = "") -> Any:
+def require_pair(
+    hidden: ArrayLike, unembedding: ArrayLike, suffix: str = ""
+) -> tuple[Array, Array, bool]:
     """hidden [N, D], unembedding in its own layout, and whether that is [V, D]."""
     hidden = require_matrix(f"hidden{suffix}", hidden, "[N, D]")
     unembedding = jnp.asarray(unembedding)

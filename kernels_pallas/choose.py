@@ -18,7 +18,7 @@ class Choice(NamedTuple):
 def current_platform() -> str:
     """cpu, gpu or tpu: that of an abstract mesh in use, of the default device, or of JAX."""
     abstract = jax.sharding.get_abstract_mesh().abstract_device
-    device: Any = abstract or jax.config.jax_default_device
+    device: Any = abstract or getattr(jax.config, "jax_default_device", None)
     platform = getattr(device, "platform", device) or jax.default_backend()
     return "gpu" if platform in ("cuda", "rocm") else platform
 

@@ -1,8 +1,8 @@
 """KL(p‖q) over blocks of the vocabulary, one after the other, and its gradients.
 
 With s_p, s_q the sums of exp(z - peak) of both sides and t = Σ exp(z_p - peak_p) ((z_p - peak_p) -
-(z_q - peak_q)), KL = t / s_p - log s_p + log s_q. Where the peaks rise by d_p and d_q, s_p exp(-d_p)
-and (t - (d_p - d_q) s_p) exp(-d_p) take their places.
+(z_q - peak_q)), KL = t / s_p - log s_p + log s_q. Where the peaks rise by d_p and d_q,
+s_p exp(-d_p) and (t - (d_p - d_q) s_p) exp(-d_p) take their places.
 """
 
 from typing import NamedTuple
@@ -86,6 +86,6 @@ def d_divergence(logits_p: Array, logits_q: Array, stats: KLStats, g: Array) -> 
 
 
 def finite(stats: KLStats, g: Array) -> tuple[KLStats, Array]:
-    """For the gradient: it is 0 in rows whose divergence is infinite, or where p or q is nothing."""
+    """For the gradient, which is 0 in rows whose divergence is infinite, or without p or q."""
     alive = (stats.log_sum_p != -jnp.inf) & (stats.log_sum_q != -jnp.inf) & (stats.kl != jnp.inf)
     return KLStats(*(jnp.where(alive, x, 0.0) for x in stats)), jnp.where(alive, g, 0.0)

@@ -1,5 +1,6 @@
 """From what a forward pass gives to the statistics, and from their gradients to those of logits."""
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -40,7 +41,7 @@ def token_stats_of(stats: ShardStats, inside: Array, mask: Array | None) -> Toke
     fields = TokenStats(log_probs, entropy, stats.peak + stats.log_sum)
     if mask is None:
         return fields
-    return TokenStats(*(x if x is None else jnp.where(mask, x, 0.0) for x in fields))
+    return jax.tree.map(lambda x: jnp.where(mask, x, 0.0), fields)
 
 
 def coefficients(

@@ -16,7 +16,7 @@ class TokenStats(NamedTuple):
 
 
 class ShardStats(NamedTuple):
-    """What the forward pass of an implementation gives, of one shard of the vocabulary; [N] float32.
+    """What the forward pass of an implementation gives, of one shard; [N] float32.
 
     logsumexp = peak + log_sum. The two stay apart because their sum would round: near -1e4 a
     float32 has steps of 1e-3, and log-probabilities are differences of such numbers.

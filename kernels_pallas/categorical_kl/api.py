@@ -23,7 +23,7 @@ def categorical_kl(
     implementation: str = "auto",
     interpret: Any = False,
 ) -> Array:
-    """KL(p‖q) = Σ_v p_v (log p_v - log q_v) of each row, in nats, with p and q of logits that exist.
+    """KL(p‖q) = Σ_v p_v (log p_v - log q_v) of each row, in nats, from logits that exist.
 
     Differentiable in both, in reverse mode and once: with g the gradient of a row's divergence,
     dz_p = g p (log p - log q - KL) and dz_q = g (q - p). About 10NV flops and as many bytes as both

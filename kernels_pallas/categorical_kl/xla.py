@@ -19,8 +19,8 @@ def forward(logits_p: Array, logits_q: Array, static: KLStatic) -> KLStats:
 
     def visit(block: RowBlock, results: KLStats) -> KLStats:
         def step(first: Any, size: int, state: Any) -> Any:
-            tiles = (tile(x, block, first, size) for x in (logits_p, logits_q))
-            return update_kl(state, *tiles)
+            z_p, z_q = (tile(x, block, first, size) for x in (logits_p, logits_q))
+            return update_kl(state, z_p, z_q)
 
         state = vary_like(begin_kl(block.size), logits_p, logits_q)
         stats = finish_kl(over_vocabulary(num_tokens, blocks.vocabulary, step, state))

@@ -69,7 +69,8 @@ def linear_kl(
         )
     if (other := unembedding_q.shape[0 if transposed_q else 1]) != num_tokens:
         raise ValueError(
-            f"unembedding_p and unembedding_q must have one vocabulary, got {num_tokens} and {other}"
+            "unembedding_p and unembedding_q must have one vocabulary, "
+            f"got {num_tokens} and {other}"
         )
     checks.require_dtype("hidden_q", hidden_q, hidden_p.dtype)
     chosen = choose(
@@ -79,10 +80,10 @@ def linear_kl(
         interpret=interpret,
     ).implementation
     pairs = ((hidden_p, unembedding_p), (hidden_q, unembedding_q))
-    flags = (transposed_p, transposed_q)
+    static = KLStatic(transposed_p, transposed_q, config, interpret)
     if kind == "reverse":
-        pairs, flags = pairs[::-1], flags[::-1]
-    static = KLStatic(*flags, config, interpret)
+        pairs = (pairs[1], pairs[0])
+        static = static._replace(transposed_p=transposed_q, transposed_q=transposed_p)
     if chosen == "reference" or not len(hidden_p):
         return reference(*pairs, static)
     return _divergence(load("linear_kl", chosen), static, *vary_like(pairs, pairs))

@@ -39,8 +39,8 @@ def forward(of_p: Pair, of_q: Pair, static: KLStatic) -> KLStats:
 
         def step(first: Any, size: int, state: Any) -> Any:
             weights = _weights(pairs, axes, first, size)
-            tiles = (matmul(x, w, (1, 1 - axis)) for x, w, axis in zip(rows, weights, axes))
-            return update_kl(state, *tiles)
+            z_p, z_q = (matmul(x, w, (1, 1 - axis)) for x, w, axis in zip(rows, weights, axes))
+            return update_kl(state, z_p, z_q)
 
         state = vary_like(begin_kl(block.size), pairs)
         stats = finish_kl(over_vocabulary(num_tokens, blocks.vocabulary, step, state))
@@ -63,10 +63,10 @@ def backward(of_p: Pair, of_q: Pair, stats: KLStats, g: Array, static: KLStatic)
         def visit(block: RowBlock, carry: Any) -> Any:
             d_hiddens, d_weights = carry
             rows = [block.of(hidden) for hidden, _ in pairs]
-            tiles = (matmul(x, w, (1, 1 - axis)) for x, w, axis in zip(rows, weights, axes))
+            z_p, z_q = (matmul(x, w, (1, 1 - axis)) for x, w, axis in zip(rows, weights, axes))
             of_rows, of_g = jax.tree.map(block.of, stats), block.of(g)
-            dz = d_divergence(*tiles, of_rows, jnp.where(block.fresh, of_g, 0.0))
-            dz = [x.astype(hidden.dtype) for x, (hidden, _) in zip(dz, pairs)]
+            both = d_divergence(z_p, z_q, of_rows, jnp.where(block.fresh, of_g, 0.0))
+            dz = [x.astype(hidden.dtype) for x, (hidden, _) in zip(both, pairs)]
             d_rows = [matmul(x, w, (1, axis)) for x, w, axis in zip(dz, weights, axes)]
             columns = (
                 lax.dynamic_slice_in_dim(x, block.first, block.size, axis=1) for x in flipped

@@ -35,7 +35,8 @@ def linear_token_stats(
     Differentiable in hidden, unembedding and bias, in reverse mode and once (`reference`: any
     number of times), with p = exp(z - logsumexp) and g_* the gradients of the three results:
 
-        dz_v = p_v (g_logsumexp - g_log_probs - g_entropy (log p_v + entropy)) + 1[v = token] g_log_probs
+        dz_v = p_v (g_logsumexp - g_log_probs - g_entropy (log p_v + entropy))
+               + 1[v = token] g_log_probs
 
     2NDV flops forward and 6NDV backward (`pallas_*`: 8NDV), and no more memory than the gradients,
     a few [N] and a few blocks. Logits, sums and results are float32 whatever comes in.
@@ -105,12 +106,12 @@ def prepare(
     config: Any,
     interpret: Any,
 ) -> Call:
-    hidden, unembedding, transposed = checks.require_pair(hidden, unembedding)
-    num_rows, width = hidden.shape
-    num_tokens = unembedding.shape[0 if transposed else 1]
+    rows, matrix, transposed = checks.require_pair(hidden, unembedding)
+    num_rows, width = rows.shape
+    num_tokens = matrix.shape[0 if transposed else 1]
     chosen = choose(
         *("linear_token_stats", implementation),
-        dtype=hidden.dtype,
+        dtype=rows.dtype,
         shape=(num_rows, width, num_tokens),
         interpret=interpret,
     ).implementation
@@ -119,8 +120,8 @@ def prepare(
         bias = jnp.asarray(bias, jnp.float32)
         checks.require_shape("bias", bias, (num_tokens,))
     inputs = (
-        hidden,
-        unembedding,
+        rows,
+        matrix,
         checks.require_tokens(tokens, num_rows),
         None if mask is None else checks.require_mask(mask, num_rows),
         bias,

@@ -30,7 +30,7 @@ def differentiable_stats(
     """The statistics by `implementation`, a module with `forward` and `backward`."""
     hidden, unembedding, tokens, mask, bias, inverse_temperature = inputs
     place = None if vocab_axis is None else lax.axis_index(vocab_axis)
-    # Outside the rule, so that JAX itself sums gradients over the axes that an input is the same on.
+    # Outside the rule: JAX itself sums gradients over the axes that an input is the same on.
     hidden, unembedding, bias = vary_like((hidden, unembedding, bias), inputs, place)
     inverse_temperature = lax.stop_gradient(inverse_temperature)
     inputs = (hidden, unembedding, tokens, mask, bias, inverse_temperature)

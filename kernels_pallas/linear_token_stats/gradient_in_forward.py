@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from kernels_pallas.blocks import Order, RowBlock, order_rows, over_rows, over_vocabulary, vary_like
+from kernels_pallas.blocks import RowBlock, order_rows, over_rows, over_vocabulary, vary_like
 from kernels_pallas.choose import current_platform
 from kernels_pallas.linear_token_stats import xla
 from kernels_pallas.linear_token_stats.differentiate import Inputs, local_tokens

@@ -4,6 +4,7 @@ It materialises the logits [N, V] in float32, and JAX differentiates it as it st
 times and in both modes.
 """
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -38,4 +39,4 @@ def reference(
     stats = stats_of_logits(logits, tokens, static.entropy, vocab_axis)
     if mask is None:
         return stats
-    return TokenStats(*(x if x is None else jnp.where(mask, x, 0.0) for x in stats))
+    return jax.tree.map(lambda x: jnp.where(mask, x, 0.0), stats)

@@ -6,6 +6,7 @@ computes them again: 2NDV flops forward, 6NDV backward, and memory for a few blo
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -44,7 +45,7 @@ def forward(
 
         state = vary_like(begin(block.size, static.entropy), hidden, unembedding, tokens, bias)
         stats = finish(over_vocabulary(num_tokens, blocks.vocabulary, step, state))
-        return ShardStats(*(x if x is None else block.put(x, y) for x, y in zip(results, stats)))
+        return jax.tree.map(block.put, results, stats)
 
     zeros = jnp.zeros(num_rows)
     results = ShardStats(zeros, zeros, zeros, zeros if static.entropy else None)
@@ -52,8 +53,7 @@ def forward(
     results = over_rows(num_rows, blocks.rows, order.count, visit, results)
     if mask is None:
         return results
-    fields = (x if x is None else jnp.where(mask, order.unsort(x), 0.0) for x in results)
-    return ShardStats(*fields)
+    return jax.tree.map(lambda x: jnp.where(mask, order.unsort(x), 0.0), results)
 
 
 def backward(
@@ -80,7 +80,7 @@ def backward(
     order = order_rows(mask)
     if mask is not None:
         hidden = jnp.where(mask[:, None], hidden, 0)
-    given = [x if x is None else order.sort(x) for x in (hidden, tokens, peak, log_sum, a, b, c)]
+    given = jax.tree.map(order.sort, (hidden, tokens, peak, log_sum, a, b, c))
     hidden = given[0]
     flipped = hidden.T  # a product over the leading axis of both is slow on CPUs
 
@@ -90,7 +90,7 @@ def backward(
 
         def visit(block: RowBlock, carry: Any) -> Any:
             d_hidden, d_weights, d_offset = carry
-            rows, chosen, *of_rows = (x if x is None else block.of(x) for x in given)
+            rows, chosen, *of_rows = jax.tree.map(block.of, given)
             logits = logits_of(rows, weights, offset, inverse_temperature, static)
             slope = logits_slope(logits, inverse_temperature, static)
             dz = d_logits(logits, chosen - first, *of_rows)

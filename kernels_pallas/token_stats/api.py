@@ -52,7 +52,7 @@ def token_stats(
 
     Example:
         >>> logits = jnp.array([[0.0, 0.0, -jnp.inf]])
-        >>> [round(x.item(), 4) for x in token_stats(logits, jnp.array([1]))]  # -log 2, log 2, log 2
+        >>> [round(x.item(), 4) for x in token_stats(logits, jnp.array([1]))]  # log 2 = .6931
         [-0.6931, 0.6931, 0.6931]
     """
     logits = checks.require_matrix("logits", logits, "[N, V]")

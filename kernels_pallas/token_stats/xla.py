@@ -57,7 +57,7 @@ def backward(
     given = (tokens, peak, log_sum, a, b, c)
 
     def visit(block: RowBlock, gradient: Array) -> Array:
-        chosen, *of_rows = [x if x is None else block.of(x) for x in given]
+        chosen, *of_rows = jax.tree.map(block.of, given)
 
         def step(first: Any, size: int, gradient: Array) -> Array:
             z = tile(logits, block, first, size) * inverse_temperature
