@@ -176,6 +176,8 @@ class LanguageNet(NamedTuple):
     apply: Callable[..., Array]
     hidden: Callable[..., Array]  # the same -> [B, L, D], what `unembed` takes
     unembed: Callable[[Params, Array], Array]  # params, hidden [*S, D] -> logits [*S, V] float32
+    # params -> [V, D], of hidden's dtype: unembed is the product with it, [V, D] also where D = V
+    unembedding: Callable[[Params], Array]
     # params, tokens, positions, attend, memory -> hidden [B, T, D], memory
     forward: Callable[..., tuple[Array, PyTree]]
     config: Any  # sizes, hashable: vocab_size, num_layers, num_kv_heads, head_size, dtypes

@@ -17,8 +17,9 @@ from jaxtyping import Bool, Integer, Shaped
 
 from rljax.llm import continuous, decoding
 from rljax.llm.filters import filter_logits
-from rljax.llm.settings import Settings, make_settings
+from rljax.llm.settings import Settings, keeps_all_tokens, make_settings
 from rljax.llm.stops import NO_STRINGS, is_stop
+from rljax.ops.log_probs import linear_token_stats
 from rljax.sharding import DATA, MODEL, along_data
 from rljax.types import Array, Completions, Key, LanguageNet, Params
 
@@ -167,14 +168,18 @@ def completion_log_probs(
     top_k: int = 0,
     top_p: float = 1.0,
     min_new_tokens: int = 0,
+    implementation: str = "auto",
 ) -> Array:
     """The sampler's log-probabilities once more, by the forward pass that a learner uses.
+
+    Where the sampler drew from all tokens, without their logits: a filter needs these.
 
     Args:
         net, params: the model.
         prompt_tokens, prompt_mask: [P, L], as they were given to `generate`.
         completions: what it returned.
         stop_tokens, temperature, top_k, top_p, min_new_tokens: as they were.
+        implementation: of `linear_token_stats`, where no filter is on.
 
     Returns:
         [P, G, N] float32, 0 where the completions' mask is.
@@ -197,7 +202,20 @@ def completion_log_probs(
     rows_mask = jnp.concatenate(
         [jnp.repeat(mask, group, axis=0), completions.mask.reshape(-1, size)], axis=1
     )
-    hidden = net.hidden(params, rows, mask=rows_mask)[:, tokens.shape[1] - 1 : -1]
+    first = tokens.shape[1] - 1  # the position that predicts the first token generated
+    hidden = net.hidden(params, rows, mask=rows_mask)[:, first:]
+    if keeps_all_tokens(settings, net.config.vocab_size):
+        matrix = net.unembedding(params)
+        stats = linear_token_stats(
+            hidden,
+            matrix.T if matrix.shape[0] == matrix.shape[1] else matrix,  # square is read as [D, V]
+            rows[:, first:],
+            temperature=temperature,
+            mask=rows_mask[:, first:],
+            entropy=False,
+            implementation=implementation,
+        )
+        return stats.log_probs.reshape(num, group, size)
 
     def score(inputs: tuple[Array, Array]) -> Array:  # one completion: [N, V] at a time
         hidden, tokens = inputs
@@ -205,7 +223,7 @@ def completion_log_probs(
         chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
         return chosen - jax.nn.logsumexp(logits, axis=-1)
 
-    log_probs = jax.lax.map(score, (hidden, generated)).reshape(num, group, size)
+    log_probs = jax.lax.map(score, (hidden[:, :-1], generated)).reshape(num, group, size)
     return jnp.where(completions.mask, log_probs, 0.0)
 
 

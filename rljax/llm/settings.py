@@ -56,3 +56,13 @@ def make_settings(
         if not 0 <= token < vocab_size:
             raise ValueError(f"token {token} is outside the vocabulary, 0 ... {vocab_size - 1}")
     return settings
+
+
+def keeps_all_tokens(settings: Settings, vocab_size: int) -> bool:
+    """Whether every token may be drawn at every step."""
+    return (
+        settings.temperature > 0
+        and (settings.top_k == 0 or settings.top_k >= vocab_size)
+        and settings.top_p >= 1
+        and not (settings.min_new_tokens and settings.stop_tokens)
+    )

@@ -95,16 +95,18 @@ def make_transformer(config: TransformerConfig) -> LanguageNet:
             raise ValueError(f"positions are {positions.shape}: tokens are {tokens.shape}")
         return forward(params, tokens, positions, causal_attention(mask), ())[0]
 
+    def unembedding(params: Params) -> Array:
+        return params["embedding" if config.tie_embeddings else "unembedding"].astype(dtype)
+
     def unembed(params: Params, x: Array) -> Array:
-        table = params["embedding" if config.tie_embeddings else "unembedding"]
-        return product(x, table.astype(dtype))
+        return product(x, unembedding(params))
 
     def apply(
         params: Params, tokens: ArrayLike, *, positions: Any = None, mask: Any = None
     ) -> Array:
         return unembed(params, hidden(params, tokens, positions=positions, mask=mask))
 
-    return LanguageNet(partial(init, config), apply, hidden, unembed, forward, config)
+    return LanguageNet(partial(init, config), apply, hidden, unembed, unembedding, forward, config)
 
 
 def init(config: TransformerConfig, key: Key) -> Params:

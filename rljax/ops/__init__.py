@@ -13,5 +13,6 @@ solve          conjugate gradient, Fisher-vector products, line search
 tabular        value iteration, the exact answer on small problems
 moments        running mean and variance of a stream, which can be merged
 tree           updates of whole parameter trees
-log_probs      log-probabilities of tokens, from logits or straight from hidden states
+log_probs      log-probabilities of tokens, from logits or straight from hidden states,
+               and the exact divergence of two language models
 """

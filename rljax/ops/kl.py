@@ -1,4 +1,7 @@
-"""Estimates of KL(policy‖reference) from log-probabilities of actions that the policy sampled."""
+"""Estimates of KL(policy‖reference) from log-probabilities of actions that the policy sampled.
+
+The divergence itself: `distributions.categorical_kl`, and `log_probs.linear_kl` of language models.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -19,7 +19,9 @@ class Row(NamedTuple):
 ROWS = {
     "reference": Row("reference"),
     "xla": Row("xla"),
-    "xla in small blocks": Row("xla", {"config": Blocks(4, 48)}, ("linear_token_stats", "linear_kl")),
+    "xla in small blocks": Row(
+        "xla", {"config": Blocks(4, 48)}, ("linear_token_stats", "linear_kl")
+    ),
 }
 
 

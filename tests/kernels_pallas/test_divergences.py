@@ -138,7 +138,9 @@ def test_token_stats(run, dtype, kind):
             )
         )(given)
         want = exact.slope_of_stats(z / temperature, tokens, g) / temperature
-        close = {"rtol": 1e-4, "atol": 5e-6} if dtype == "float32" else {"rtol": 2**-7, "atol": 1e-5}
+        close = (
+            {"rtol": 1e-4, "atol": 5e-6} if dtype == "float32" else {"rtol": 2**-7, "atol": 1e-5}
+        )
         np.testing.assert_allclose(slope.astype(jnp.float32), want, **close)
 
 

@@ -179,9 +179,7 @@ def test_rows_that_are_masked_do_not_matter(run):
             np.testing.assert_array_equal(d[1], 0.0)
             continue
         ones = np.ones(kept.sum(), int)
-        alone = jax.grad(total, (0, 1), has_aux=True)(
-            hidden[kept], matrix, tokens[kept], ones
-        )
+        alone = jax.grad(total, (0, 1), has_aux=True)(hidden[kept], matrix, tokens[kept], ones)
         np.testing.assert_allclose(np.asarray(d[0])[kept], alone[0][0], rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(d[1], alone[0][1], rtol=1e-5, atol=1e-6)
 

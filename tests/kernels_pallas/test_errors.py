@@ -1,0 +1,62 @@
+"""Messages of one line, before anything is compiled; and what `auto` chooses."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kernels_pallas as kernels
+from kernels_pallas import choose
+
+H, W, T = np.ones((6, 5), np.float32), np.ones((5, 7), np.float32), np.zeros(6, int)
+Z = np.ones((6, 7), np.float32)
+
+
+def stats(hidden=H, matrix=W, tokens=T, **options):
+    return kernels.linear_token_stats(hidden, matrix, tokens, **options)
+
+
+BAD = [
+    (lambda: stats(H[0]), r"hidden must be \[N, D\], got shape \(5,\)"),
+    (lambda: stats(matrix=W[1:]), r"unembedding must be .* with D = 5, got \(4, 7\)"),
+    (lambda: stats(tokens=T[:, None]), r"tokens must have shape \(6,\), got \(6, 1\)"),
+    (lambda: stats(tokens=np.ones(6)), "tokens must be integers, got float32"),
+    (lambda: stats(H.astype(int)), "hidden must be float32 or bfloat16, got int32"),
+    (lambda: stats(jnp.asarray(H, jnp.float16)), "hidden must be .*, got float16"),
+    (lambda: stats(jnp.asarray(H, jnp.bfloat16)), "unembedding must be bfloat16 .*, got float32"),
+    (lambda: stats(mask=np.ones((6, 1))), r"mask must have shape \(6,\), got \(6, 1\)"),
+    (lambda: stats(bias=np.ones(6)), r"bias must have shape \(7,\), got \(6,\)"),
+    (lambda: stats(temperature=np.ones(6)), r"temperature must have shape \(\), got \(6,\)"),
+    (lambda: stats(temperature=0), "temperature must be above 0, got 0"),
+    (lambda: stats(temperature=np.nan), "temperature must be above 0, got nan"),
+    (lambda: stats(softcap=-2.0), r"softcap must be above 0, got -2\.0"),
+    (lambda: stats(implementation="cuda"), "implementation must be one of .*, got 'cuda'"),
+    (lambda: stats(implementation="pallas_tpu"), "'pallas_tpu' cannot run: it needs a tpu and"),
+    (lambda: stats(implementation="pallas_gpu"), "'pallas_gpu' cannot run: it needs a gpu and"),
+    (lambda: stats(H[:, :0], W[:0]), r"hidden must be .* at least one column, got \(6, 0\)"),
+    (lambda: stats(matrix=W[:, :0]), r"unembedding must not be empty, got \(5, 0\)"),
+    (lambda: kernels.token_stats(Z[0], T), r"logits must be \[N, V\], got shape \(7,\)"),
+    (lambda: kernels.token_stats(Z, T[1:]), r"tokens must have shape \(6,\), got \(5,\)"),
+    (lambda: kernels.categorical_kl(Z, Z[1:]), r"logits_q must have shape \(6, 7\), got \(5, 7\)"),
+    (lambda: kernels.linear_kl((H, W), (H[1:], W)), "must have as many rows, got 6 and 5"),
+    (lambda: kernels.linear_kl((H, W), (H, W[:, 1:])), "must have one vocabulary, got 7 and 6"),
+    (lambda: kernels.linear_kl((H, W), (H, W), kind="both"), "kind must be .*, got 'both'"),
+    (lambda: kernels.linear_kl((H, W), (H, W[1:])), r"unembedding_q .* D = 5, got \(4, 7\)"),
+]  # fmt: skip
+
+
+@pytest.mark.errors
+@pytest.mark.parametrize("number", range(len(BAD)))
+def test_bad_input_raises_one_line(number):
+    call, message = BAD[number]
+    with pytest.raises(ValueError, match=message) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+def test_auto_says_what_it_chose():
+    for kernel, shape in (("linear_token_stats", (8, 4, 9)), ("categorical_kl", (8, 9))):
+        choice = choose(kernel, dtype="float32", shape=shape, platform="cpu")
+        assert choice.implementation == "xla"
+        assert "cpu" in choice.reason
+        asked = choose(kernel, "reference", dtype="float32", shape=shape)
+        assert asked == ("reference", "asked for")

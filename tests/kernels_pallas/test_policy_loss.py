@@ -1,0 +1,168 @@
+"""Losses whose gradient is formed in the forward pass, against the same loss of the definition."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels_pallas import Blocks, linear_policy_loss, linear_token_stats
+
+INF, NAN = np.inf, np.nan
+N, D, V = 13, 5, 29
+
+
+def arrays(seed=0):
+    rng = np.random.default_rng(seed)
+    hidden, matrix, bias = (np.float32(rng.normal(size=s)) for s in ((N, D), (D, V), (V,)))
+    aux = {"advantages": np.float32(rng.normal(size=N)), "old": np.float32(rng.normal(size=N) - 3)}
+    return hidden, matrix, bias, rng.integers(0, V, N), aux
+
+
+def ppo(log_prob, entropy, aux, coefficient):
+    ratio = jnp.exp(log_prob - aux["old"])
+    clipped = jnp.clip(ratio, 0.8, 1.2)
+    gain = jnp.minimum(ratio * aux["advantages"], clipped * aux["advantages"])
+    return -gain - coefficient * entropy
+
+
+def by_definition(hidden, matrix, bias, aux, coefficient, denominator, tokens, mask, **options):
+    stats = linear_token_stats(
+        *(hidden, matrix, tokens), bias=bias, mask=mask, implementation="reference", **options
+    )
+    aux = jax.tree.map(lambda x: jnp.where(mask != 0, x, 0.0), aux)
+    losses = ppo(stats.log_probs, stats.entropy, aux, coefficient)
+    return jnp.sum(jnp.where(mask != 0, losses, 0.0)) / denominator
+
+
+def by_kernel(hidden, matrix, bias, aux, coefficient, denominator, tokens, mask, **options):
+    def loss(log_prob, entropy, aux):  # closes over a traced number
+        return ppo(log_prob, entropy, aux, coefficient)
+
+    return linear_policy_loss(
+        *(hidden, matrix, tokens, aux, loss), bias=bias, mask=mask, denominator=denominator,
+        **options,
+    )[0]  # fmt: skip
+
+
+@pytest.mark.parametrize("implementation", ["reference", "xla"])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("mask", ["all", "some", "none"])
+def test_value_and_every_gradient(implementation, transposed, mask):
+    hidden, matrix, bias, tokens, aux = arrays()
+    kept = {"all": np.ones(N), "some": np.arange(N) % 3 != 1, "none": np.zeros(N)}[mask]
+    hidden = np.where(kept[:, None] != 0, hidden, np.float32(NAN))
+    aux = {name: np.where(kept != 0, x, np.float32(NAN)) for name, x in aux.items()}
+    matrix = matrix.T if transposed else matrix
+    options = {"softcap": 3.0, "temperature": 0.7}
+    config = {"config": Blocks(4, 8)} if implementation == "xla" else {}
+    given = (hidden, matrix, bias, aux, np.float32(0.1), np.float32(7.0))
+
+    def graded(function, **more):
+        def scaled(*given):  # an incoming gradient that is not 1
+            return 3.0 * function(*given, tokens, kept, **options, **more)
+
+        return jax.jit(jax.value_and_grad(scaled, (0, 1, 2, 3, 4, 5)))(*given)
+
+    value, slopes = graded(by_kernel, implementation=implementation, **config)
+    want, want_slopes = graded(by_definition)
+    np.testing.assert_allclose(value, want, rtol=1e-5)
+    for x, y in zip(jax.tree.leaves(slopes), jax.tree.leaves(want_slopes)):
+        np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6)
+
+
+def test_kernel_03_weights_of_any_sign_reach_the_gradient():
+    # w (softmax - onehot), as in test_linear_token_stats; and all of it times 2.
+    logits = jnp.array([[1.0, 0.0, -1.0], [0.5, 0.5, 0.0], [0.0, 2.0, 1.0]])
+    weights = jnp.array([2.0, 0.0, -0.5])
+
+    def loss(logits, weights, mask=None):
+        each = lambda log_prob, _, weight: -weight * log_prob  # noqa: E731
+        return 2 * linear_policy_loss(
+            logits, jnp.eye(3), np.array([0, 2, 1]), weights, each, mask=mask, entropy=False
+        )[0]  # fmt: skip
+
+    want = np.array([[-0.6695181, 0.4894569, 0.1800611], [0, 0, 0],
+                     [-0.0450153, 0.1673795, -0.1223642]])  # fmt: skip
+    slope, of_weights = jax.grad(loss, (0, 1))(logits, weights)
+    np.testing.assert_allclose(slope, 2 * want, rtol=1e-5, atol=1e-6)
+    nll = [0.4076059644443804, 1.4580200879470335, 0.4076059644443804]
+    np.testing.assert_allclose(of_weights, 2 * np.array(nll), rtol=1e-5)
+    want[2] = 0
+    slope = jax.grad(loss)(logits, weights, np.array([1, 1, 0]))
+    np.testing.assert_allclose(slope, 2 * want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(slope[2], 0.0)
+
+
+def test_statistics_come_along_and_integers_may_be_in_aux():
+    hidden, matrix, bias, tokens, aux = arrays()
+    kinds = np.arange(N) % 2
+
+    def loss(hidden):
+        def each(log_prob, entropy, aux):
+            return jnp.where(aux["kind"] == 0, -log_prob, entropy)
+
+        return linear_policy_loss(hidden, matrix, tokens, {"kind": kinds}, each, bias=bias)
+
+    (value, stats), slope = jax.value_and_grad(loss, has_aux=True)(hidden)
+    want = linear_token_stats(hidden, matrix, tokens, bias=bias, implementation="reference")
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), stats, want)
+    np.testing.assert_allclose(loss(hidden)[0], value, rtol=1e-6)
+
+    def plain(hidden):
+        stats = linear_token_stats(hidden, matrix, tokens, bias=bias, implementation="reference")
+        return jnp.sum(jnp.where(kinds == 0, -stats.log_probs, stats.entropy))
+
+    np.testing.assert_allclose(slope, jax.grad(plain)(hidden), rtol=1e-4, atol=1e-5)
+
+
+def test_bfloat16_gradients_are_summed_in_float32():
+    rng = np.random.default_rng(0)
+    hidden = jnp.asarray(rng.normal(size=(600, 16)), jnp.bfloat16)
+    matrix = jnp.asarray(rng.normal(size=(16, 64)) / 4, jnp.bfloat16)
+    tokens = rng.integers(0, 64, 600)
+
+    def ours(hidden, matrix):
+        each = lambda log_prob, entropy, _: -log_prob  # noqa: E731
+        return linear_policy_loss(hidden, matrix, tokens, None, each, config=Blocks(100, 64))[0]
+
+    def exact(hidden, matrix):
+        stats = linear_token_stats(hidden, matrix, tokens, implementation="reference")
+        return -jnp.sum(stats.log_probs)
+
+    got = jax.grad(ours, (0, 1))(hidden, matrix)
+    want = jax.grad(exact, (0, 1))(*(x.astype(jnp.float32) for x in (hidden, matrix)))
+    for x, y in zip(got, want):
+        assert x.dtype == jnp.bfloat16
+        error = np.linalg.norm(x.astype(jnp.float32) - y) / np.linalg.norm(y)
+        assert error < 2**-8, error
+
+
+REFUSED = {
+    "a mean": (lambda lp, h, a: jnp.mean(lp * a), "it reduces over tokens with reduce_sum"),
+    "whitening": (lambda lp, h, a: lp * (a - a.mean()) / a.std(), "it reduces over tokens"),
+    "a maximum": (lambda lp, h, a: lp - jnp.max(lp), "it reduces over tokens with reduce_max"),
+    "neighbours": (lambda lp, h, a: lp[1:] - lp[:-1], "it raised IndexError"),
+    "a softmax": (lambda lp, h, a: jax.nn.softmax(lp * a), "must be elementwise"),
+    "whole arrays": (lambda lp, h, a: lp * jnp.ones(N), r"it returned shape \(13,\)"),
+    "two results": (lambda lp, h, a: (lp, h), r"it returned shape \(\(\), \(\)\)"),
+    "an integer": (lambda lp, h, a: 3, "it returned int32"),
+}  # fmt: skip
+
+
+@pytest.mark.errors
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_elementwise_is_refused(name):
+    hidden, matrix, _, tokens, aux = arrays()
+    loss, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message) as error:
+        linear_policy_loss(hidden, matrix, tokens, aux["advantages"], loss)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.errors
+def test_aux_must_have_a_number_for_each_token():
+    hidden, matrix, _, tokens, aux = arrays()
+    with pytest.raises(ValueError, match=r"aux\['old'\] must have shape \(13,\), got \(13, 1\)"):
+        linear_policy_loss(hidden, matrix, tokens, {"old": aux["old"][:, None]}, lambda *_: 0.0)
+    with pytest.raises(ValueError, match="denominator must be above 0, got 0"):
+        linear_policy_loss(hidden, matrix, tokens, aux, lambda lp, h, a: lp, denominator=0)
