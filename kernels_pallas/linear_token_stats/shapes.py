@@ -10,7 +10,7 @@ class Shape(NamedTuple):
 
 
 # Vocabularies around the width of a vector register, one that is odd and one that is long.
-SMALL = tuple(Shape(7, 16, size) for size in (1, 127, 128, 129)) + (Shape(33, 24, 1000),)
+SMALL = (*(Shape(7, 16, size) for size in (1, 127, 128, 129)), Shape(33, 24, 1000))
 LARGE = (Shape(3, 16, 50257), Shape(2, 16, 129920))  # GPT-2's, and 128 · 1015
 TALL = (Shape(300, 128, 640), Shape(1030, 8, 1030))  # more rows than a block, and not a multiple
 

@@ -204,8 +204,8 @@ def completion_log_probs(
     )
     first = tokens.shape[1] - 1  # the position that predicts the first token generated
     hidden = net.hidden(params, rows, mask=rows_mask)[:, first:]
-    if keeps_all_tokens(settings, net.config.vocab_size):
-        matrix = net.unembedding(params)
+    matrix = net.unembedding(params)
+    if matrix.dtype != jnp.float16 and keeps_all_tokens(settings, net.config.vocab_size):
         stats = linear_token_stats(
             hidden,
             matrix.T if matrix.shape[0] == matrix.shape[1] else matrix,  # square is read as [D, V]

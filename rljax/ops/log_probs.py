@@ -77,7 +77,7 @@ def linear_token_stats(
         unembedding: [D, V] (or [V, D]; if D = V it is read as [D, V]), of hidden's dtype.
         tokens: [B, L] integers in [0, V); others have log-probability -inf.
         temperature: above 0, that of the sampler; held constant.
-        mask: [B, L], bool or 0/1, of tokens: where 0, results are 0 without gradient, and cost little.
+        mask: [B, L], bool or 0/1, of tokens; where it is 0, results are 0 without gradient.
         entropy: False leaves the entropy out.
         implementation: "auto", "reference", "xla", "pallas_tpu" or "pallas_gpu", as in
             `kernels_pallas.linear_token_stats`. The logits exist in "reference" only.

@@ -1,6 +1,8 @@
 """The implementations under test: one more is one more row."""
 
 import inspect
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +14,7 @@ from kernels_pallas import Blocks
 
 class Row(NamedTuple):
     implementation: str
-    options: dict[str, Any] = {}
+    options: Mapping[str, Any] = MappingProxyType({})
     kernels: tuple[str, ...] = ("linear_token_stats", "linear_kl", "token_stats", "categorical_kl")
 
 

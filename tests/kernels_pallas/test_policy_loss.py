@@ -94,7 +94,7 @@ def test_kernel_03_weights_of_any_sign_reach_the_gradient():
 
 
 def test_statistics_come_along_and_integers_may_be_in_aux():
-    hidden, matrix, bias, tokens, aux = arrays()
+    hidden, matrix, bias, tokens, _ = arrays()
     kinds = np.arange(N) % 2
 
     def loss(hidden):

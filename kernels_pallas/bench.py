@@ -1,0 +1,199 @@
+"""Time and memory of every implementation beside log_softmax(hidden @ unembedding).
+
+python -m kernels_pallas.bench [--shape=N,D,V] [--dtypes=float32,bfloat16] [--rounds=3]
+    [--implementations=xla,...] [--out=runs/kernels_pallas]
+
+Forward and backward of a sum of log-probabilities, by hidden states and unembedding, on whatever
+machine it runs on. `naive` is a product, log_softmax in float32 and a gather. `policy` is
+`linear_policy_loss`, the others are `linear_token_stats`; "+ entropy" adds that to the loss. Rounds
+take turns, and the best of each counts; on a CPU it is CPU time, which other programs change little.
+Memory is what the compiled program needs beyond arguments and results. Writes bench.json, bench.png.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from kernels_pallas import linear_policy_loss, linear_token_stats
+from kernels_pallas.choose import PLATFORM_OF, choose, current_platform
+from kernels_pallas.linear_token_stats.shapes import GOAL, QUICK, Shape
+
+Loss = Callable[[Array, Array, Array], Array]
+
+
+def naive(hidden: Array, unembedding: Array, tokens: Array) -> Array:
+    log_probs = jax.nn.log_softmax((hidden @ unembedding).astype(jnp.float32))
+    return -jnp.sum(jnp.take_along_axis(log_probs, tokens[:, None], axis=1))
+
+
+def naive_with_entropy(hidden: Array, unembedding: Array, tokens: Array) -> Array:
+    log_probs = jax.nn.log_softmax((hidden @ unembedding).astype(jnp.float32))
+    chosen = jnp.take_along_axis(log_probs, tokens[:, None], axis=1)
+    return -jnp.sum(chosen) + 0.01 * jnp.sum(jnp.exp(log_probs) * log_probs)
+
+
+def by_stats(implementation: str, entropy: bool) -> Loss:
+    def loss(hidden: Array, unembedding: Array, tokens: Array) -> Array:
+        stats = linear_token_stats(
+            hidden, unembedding, tokens, entropy=entropy, implementation=implementation
+        )
+        total = -jnp.sum(stats.log_probs)
+        return total if stats.entropy is None else total - 0.01 * jnp.sum(stats.entropy)
+
+    return loss
+
+
+def by_policy_loss(entropy: bool) -> Loss:
+    def one(log_prob: Array, entropy: Array | None, _: None) -> Array:
+        return -log_prob if entropy is None else -log_prob - 0.01 * entropy
+
+    def loss(hidden: Array, unembedding: Array, tokens: Array) -> Array:
+        return linear_policy_loss(hidden, unembedding, tokens, None, one, entropy=entropy)[0]
+
+    return loss
+
+
+def contestants(shape: Shape, dtype: str, wanted: list[str]) -> dict[str, Loss]:
+    found: dict[str, Loss] = {"naive": naive, "naive + entropy": naive_with_entropy}
+    for name in wanted:
+        if name == "policy":
+            found |= {"policy": by_policy_loss(False), "policy + entropy": by_policy_loss(True)}
+            continue
+        choose("linear_token_stats", name, dtype=dtype, shape=tuple(shape))
+        found |= {name: by_stats(name, False), f"{name} + entropy": by_stats(name, True)}
+    return found
+
+
+def runnable(shape: Shape, dtype: str) -> list[str]:
+    """What runs on this machine, but the definition, which is as large as `naive`."""
+    names = ["xla", "policy"]
+    for name, platform in PLATFORM_OF.items():
+        if platform == current_platform():
+            try:
+                choose("linear_token_stats", name, dtype=dtype, shape=tuple(shape))
+            except ValueError:
+                continue
+            names.append(name)
+    return names
+
+
+def measure(
+    losses: dict[str, Loss], shape: Shape, dtype: str, rounds: int
+) -> dict[str, dict[str, float]]:
+    """Seconds and temporary bytes of forward and backward."""
+    rng = np.random.default_rng(0)
+    hidden = jnp.asarray(rng.normal(size=(shape.rows, shape.width)), dtype)
+    scaled = rng.normal(size=(shape.width, shape.vocabulary)) / np.sqrt(shape.width)
+    given = (
+        hidden,
+        jnp.asarray(scaled, dtype),
+        jnp.asarray(rng.integers(0, shape.vocabulary, shape.rows), jnp.int32),
+    )
+    clock = time.process_time if current_platform() == "cpu" else time.perf_counter
+    compiled: dict[str, Any] = {
+        name: jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*given).compile()
+        for name, loss in losses.items()
+    }
+    seconds = dict.fromkeys(losses, float("inf"))
+    for number in range(rounds + 1):  # the first warms up
+        for name, program in compiled.items():
+            start = clock()
+            jax.block_until_ready(program(*given))
+            if number:
+                seconds[name] = min(seconds[name], clock() - start)
+    return {
+        name: {
+            "seconds": seconds[name],
+            "temporary_bytes": program.memory_analysis().temp_size_in_bytes,
+        }
+        for name, program in compiled.items()
+    }
+
+
+def ratios(results: dict[str, dict[str, float]]) -> dict[str, tuple[float, float]]:
+    """Time over naive's and naive's memory over ours, each beside the naive of its kind."""
+    found = {}
+    for name, result in results.items():
+        base = results["naive + entropy" if name.endswith("+ entropy") else "naive"]
+        memory = base["temporary_bytes"] / max(result["temporary_bytes"], 1)
+        found[name] = result["seconds"] / base["seconds"], memory
+    return found
+
+
+def table(shape: Shape, dtype: str, results: dict[str, dict[str, float]]) -> str:
+    lines = [
+        f"N={shape.rows} D={shape.width} V={shape.vocabulary} {dtype}, forward and backward",
+        f"  {'':22}{'s':>9}{'x naive':>9}{'MB':>9}{'1 /':>7}",
+    ]
+    for name, (slower, smaller) in ratios(results).items():
+        seconds, size = results[name].values()
+        lines.append(f"  {name:22}{seconds:9.3f}{slower:9.2f}{size / 1e6:9.0f}{smaller:7.1f}")
+    return "\n".join(lines)
+
+
+def plot(all_results: dict[str, Any], png: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 1 + 2.2 * len(all_results)), dpi=120, layout="constrained")
+    panels = figure.subplots(len(all_results), 2, squeeze=False)
+    for (dtype, results), row in zip(all_results.items(), panels):
+        of = ratios(results)
+        values = ([x for x, _ in of.values()], [1 / y for _, y in of.values()])
+        for axes, numbers, label in zip(row, values, ("time", "temporary memory")):
+            bars = axes.barh([*of], numbers)
+            axes.bar_label(bars, fmt="%.2g", padding=2, fontsize=7)
+            axes.axvline(1.0, color="gray", lw=1, ls="--")
+            axes.invert_yaxis()
+            axes.set_title(f"{label} / naive, {dtype}", fontsize=9)
+            axes.spines[["top", "right"]].set_visible(False)
+        row[1].set_yticks([])
+    figure.savefig(png)
+
+
+def parse_shape(text: str) -> Shape:
+    if text in ("goal", "quick"):
+        return GOAL if text == "goal" else QUICK
+    sizes = [int(x) for x in text.split(",")]
+    if len(sizes) != 3 or min(sizes) < 1:
+        raise ValueError(f"--shape must be goal, quick or three sizes N,D,V, got {text!r}")
+    return Shape(*sizes)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("python -m kernels_pallas.bench")
+    parser.add_argument("--shape", default="goal", help="goal, quick, or N,D,V")
+    parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--implementations", default="", help="xla, policy, pallas_tpu ...")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("runs/kernels_pallas"))
+    given = parser.parse_args(argv)
+    try:
+        shape, dtypes = parse_shape(given.shape), given.dtypes.split(",")
+        asked = [x for x in given.implementations.split(",") if x]
+        entries = {x: contestants(shape, x, asked or runnable(shape, x)) for x in dtypes}
+        if given.rounds < 1:
+            raise ValueError(f"--rounds must be at least 1, got {given.rounds}")
+    except ValueError as error:
+        parser.exit(2, f"error: {error}\n")
+    results = {}
+    for dtype, losses in entries.items():
+        results[dtype] = measure(losses, shape, dtype, given.rounds)
+        print(table(shape, dtype, results[dtype]), flush=True)
+    given.out.mkdir(parents=True, exist_ok=True)
+    record = {"shape": shape._asdict(), "device": jax.devices()[0].device_kind, "results": results}
+    (given.out / "bench.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    plot(results, given.out / "bench.png")
+    print(f"{given.out / 'bench.json'} and bench.png")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
