@@ -6,8 +6,9 @@ python -m kernels_pallas.bench [--shape=N,D,V] [--dtypes=float32,bfloat16] [--ro
 Forward and backward of a sum of log-probabilities, by hidden states and unembedding, on whatever
 machine it runs on. `naive` is a product, log_softmax in float32 and a gather. `policy` is
 `linear_policy_loss`, the others are `linear_token_stats`; "+ entropy" adds that to the loss. Rounds
-take turns, and the best of each counts; on a CPU it is CPU time, which other programs change little.
-Memory is what the compiled program needs beyond arguments and results. Writes bench.json, bench.png.
+take turns, and the best of each counts; on a CPU it is CPU time, which other programs change less.
+Memory is what the compiled program needs beyond arguments and results. Writes bench.json and
+bench.png.
 """
 
 import argparse

@@ -221,7 +221,7 @@ def test_gradients_equal_finite_differences(field):
     np.testing.assert_allclose(jax.grad(ours)(jnp.float32(hidden)), slopes, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("implementation", ["auto", "reference"])
+@pytest.mark.parametrize("implementation", ["auto", "reference", "xla"])
 def test_hidden_states_give_the_same_as_their_logits(implementation):
     rng = np.random.default_rng(5)
     hidden, unembedding = rng.normal(size=(2, 4, 3)), rng.normal(size=(3, 6))
@@ -235,6 +235,34 @@ def test_hidden_states_give_the_same_as_their_logits(implementation):
     flat = stats_by_hand(logits[:, :-1].reshape(-1, 6) / 0.8, tokens[:, 1:].ravel())
     for got, want in zip(stats, flat):
         np.testing.assert_allclose(got, want.reshape(2, 3), rtol=1e-4, atol=1e-5)
+
+
+def test_a_mask_of_tokens_goes_along_with_the_shift():
+    rng = np.random.default_rng(6)
+    hidden, unembedding = rng.normal(size=(2, 4, 3)), rng.normal(size=(3, 6))
+    tokens, mask = rng.integers(0, 6, (2, 4)), np.array([[1, 1, 0, 1], [0, 0, 1, 1]])
+    poisoned = hidden.copy()
+    poisoned[0, 1] = poisoned[1, 0] = NAN  # what would predict masked tokens
+    stats = ops.linear_token_stats(poisoned, unembedding, tokens, mask=mask, entropy=False)
+    plain = ops.linear_token_stats(hidden, unembedding, tokens)
+    assert stats.entropy is None
+    want = np.where(mask[:, 1:] != 0, plain.log_probs, 0.0)
+    np.testing.assert_allclose(stats.log_probs, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["forward", "reverse"])
+def test_divergence_of_two_models_by_enumeration(kind):
+    rng = np.random.default_rng(7)
+    hidden, ref_hidden = rng.normal(size=(2, 4, 3)), rng.normal(size=(2, 4, 5))
+    matrix, ref_matrix = rng.normal(size=(3, 6)), rng.normal(size=(6, 5))
+    log_p = log_softmax(hidden @ matrix)[:, :-1]
+    log_q = log_softmax(ref_hidden @ ref_matrix.T)[:, :-1]
+    if kind == "reverse":
+        log_p, log_q = log_q, log_p
+    got = ops.linear_kl(hidden, matrix, ref_hidden, ref_matrix, kind=kind)
+    np.testing.assert_allclose(got, (np.exp(log_p) * (log_p - log_q)).sum(-1), rtol=1e-4)
+    same = ops.linear_kl(hidden, matrix, hidden, matrix, kind=kind)
+    np.testing.assert_allclose(same, np.zeros((2, 3)), atol=1e-6)
 
 
 def test_eager_equals_jit():
@@ -262,9 +290,14 @@ def test_bad_input_raises():
             ops.token_log_probs(LOGITS, TOKENS, temperature=temperature)
         with pytest.raises(ValueError, match=f"temperature must be above 0, got {temperature}"):
             ops.linear_token_stats(LOGITS, np.eye(4), TOKENS, temperature=temperature)
-    message = r"implementation must be one of \('auto', 'reference'\), got 'pallas_tpu'"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"'pallas_tpu' cannot run: it needs a tpu and this is a"):
         ops.linear_token_stats(LOGITS, np.eye(4), TOKENS, implementation="pallas_tpu")
+    with pytest.raises(ValueError, match=r"mask must have shape \(1, 4\), got \(1, 3\)"):
+        ops.linear_token_stats(LOGITS, np.eye(4), TOKENS, mask=np.ones((1, 3)))
+    with pytest.raises(ValueError, match=r"hidden must be \[B, L, D\], got shape \(4, 4\)"):
+        ops.linear_kl(LOGITS[0], np.eye(4), LOGITS, np.eye(4))
+    with pytest.raises(ValueError, match=r"ref_hidden must have shape .*, got \(1, 3, 4\)"):
+        ops.linear_kl(LOGITS, np.eye(4), LOGITS[:, 1:], np.eye(4))
 
 
 @pytest.mark.errors
