@@ -24,7 +24,11 @@ def vary_like(tree: Any, *arrays: Any) -> Any:
 
     A loop in `shard_map` needs the type of its carry from the start.
     """
-    axes = varying_axes(*arrays)
+    return vary_over(tree, varying_axes(*arrays))
+
+
+def vary_over(tree: Any, axes: frozenset[str]) -> Any:
+    """The tree, varying over these mesh axes too."""
 
     def vary(x: Array) -> Array:
         missing = tuple(sorted(axes - varying_axes(x)))

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.extend.core import jaxprs_in_params
 
+from kernels_pallas.blocks import vary_over, varying_axes
 from kernels_pallas.records import TokenStats
 
 LossFn = Callable[..., Array]  # (log_prob [], entropy [] or None, aux of scalars) -> loss []
@@ -28,15 +29,19 @@ def check_aux(aux: Any, num_rows: int) -> Any:
     return jax.tree.map(jnp.asarray, aux)
 
 
-def check_loss(loss_fn: LossFn, entropy: bool, aux: Any) -> tuple[LossFn, list[Array]]:
-    """The loss of one token, with what it closes over as further arguments.
+def check_loss(
+    loss_fn: LossFn, entropy: bool, aux: Any, axes: frozenset[str]
+) -> tuple[LossFn, list[Array], frozenset[str]]:
+    """The loss of one token with what it closes over as further arguments, these, and mesh axes.
+
+    The axes are those given, over which the numbers of a token vary inside a `shard_map`, and those
+    of what the loss closes over.
 
     Raises:
         ValueError: if it does not take scalars, gives anything but a number, or reduces.
     """
-    number = jax.ShapeDtypeStruct((), jnp.float32)
-    scalars = jax.tree.map(lambda x: jax.ShapeDtypeStruct((), x.dtype), aux)
-    arguments = (number, number if entropy else None, scalars)
+    number, scalars = jnp.zeros(()), jax.tree.map(lambda x: jnp.zeros((), x.dtype), aux)
+    arguments = vary_over((number, number if entropy else None, scalars), axes)
     refused = "loss_fn must be elementwise, from the numbers of one token to one number"
     try:
         jaxpr, result = jax.make_jaxpr(loss_fn, return_shape=True)(*arguments)
@@ -50,7 +55,10 @@ def check_loss(loss_fn: LossFn, entropy: bool, aux: Any) -> tuple[LossFn, list[A
         raise ValueError(f"{refused}; it returned {result.dtype}")
     if reduction := reduction_of_scalars(jaxpr.jaxpr):
         raise ValueError(f"{refused}; it reduces over tokens with {reduction}")
-    return jax.closure_convert(loss_fn, *arguments)
+    converted, consts = jax.closure_convert(loss_fn, *arguments)
+    if more := varying_axes(consts) - axes:
+        return check_loss(loss_fn, entropy, aux, axes | more)
+    return converted, vary_over(list(consts), axes), axes
 
 
 def reduction_of_scalars(jaxpr: Any) -> str:

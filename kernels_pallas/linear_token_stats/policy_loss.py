@@ -6,7 +6,7 @@ import jax
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from kernels_pallas.blocks import vary_like
+from kernels_pallas.blocks import vary_over, varying_axes
 from kernels_pallas.checks import require_positive
 from kernels_pallas.linear_token_stats.api import prepare, run
 from kernels_pallas.linear_token_stats.elementwise import (
@@ -88,11 +88,13 @@ def linear_policy_loss(
     num_rows = len(call.inputs[0])
     require_positive("denominator", denominator)
     aux = check_aux(aux, num_rows)
-    loss_of_one, consts = check_loss(loss_fn, entropy, aux)
+    axes = varying_axes(call.inputs, aux) - {vocab_axis}
+    loss_of_one, consts, axes = check_loss(loss_fn, entropy, aux, axes)
+    aux = vary_over(aux, axes)
     if call.implementation == "xla" and vocab_axis is None and num_rows:
-        given = call.inputs, aux, consts
-        total, stats = total_and_stats(loss_of_one, call.static, *vary_like(given, given))
+        inputs = vary_over(call.inputs, axes)
+        total, stats = total_and_stats(loss_of_one, call.static, inputs, aux, consts)
     else:
-        stats = run(call, vocab_axis)
+        stats = vary_over(run(call, vocab_axis), axes)
         total = total_loss(loss_of_one, stats, call.inputs[3], aux, consts)
     return total / denominator, jax.tree.map(lax.stop_gradient, stats)
