@@ -25,7 +25,7 @@ def current_platform() -> str:
 
 def load(kernel: str, implementation: str) -> Any:
     """The module with `forward` and `backward`."""
-    return importlib.import_module(f"kernels_pallas.{kernel}.{implementation}")
+    return importlib.import_module(f"{__package__}.{kernel}.{implementation}")
 
 
 def choose(
@@ -84,7 +84,7 @@ def _problem(
     needed = PLATFORM_OF.get(implementation, platform)
     if interpret is False and needed != platform:
         return f"it needs a {needed} and this is a {platform}; interpret=True runs it anywhere"
-    if importlib.util.find_spec(f"kernels_pallas.{kernel}.{implementation}") is None:
+    if importlib.util.find_spec(f"{__package__}.{kernel}.{implementation}") is None:
         return f"there is none of {kernel}"
     unsupported = getattr(load(kernel, implementation), "unsupported", None)
     return (unsupported(dtype=dtype, shape=shape) or "") if unsupported else ""

@@ -10,16 +10,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 from jax.sharding import Mesh, PartitionSpec
 from jax.typing import ArrayLike
 from jaxtyping import Bool, Integer, Shaped
 
 from rljax.llm import continuous, decoding
 from rljax.llm.filters import filter_logits
-from rljax.llm.settings import Settings, keeps_all_tokens, make_settings
+from rljax.llm.scoring import check_prompts, completion_log_probs
+from rljax.llm.settings import Settings, make_settings
 from rljax.llm.stops import NO_STRINGS, is_stop
-from rljax.ops.log_probs import linear_token_stats
 from rljax.sharding import DATA, MODEL, along_data
 from rljax.types import Array, Completions, Key, LanguageNet, Params
 
@@ -156,77 +155,6 @@ def _generate(
     return jax.tree.map(lambda x: x[:num], completions)
 
 
-def completion_log_probs(
-    net: LanguageNet,
-    params: Params,
-    prompt_tokens: Integer[ArrayLike, "P L"],
-    prompt_mask: Shaped[ArrayLike, "P L"],
-    completions: Completions,
-    *,
-    stop_tokens: Any,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_new_tokens: int = 0,
-    implementation: str = "auto",
-) -> Array:
-    """The sampler's log-probabilities once more, by the forward pass that a learner uses.
-
-    Where the sampler drew from all tokens, without their logits: a filter needs these.
-
-    Args:
-        net, params: the model.
-        prompt_tokens, prompt_mask: [P, L], as they were given to `generate`.
-        completions: what it returned.
-        stop_tokens, temperature, top_k, top_p, min_new_tokens: as they were.
-        implementation: of `linear_token_stats`, where no filter is on.
-
-    Returns:
-        [P, G, N] float32, 0 where the completions' mask is.
-    """
-    tokens, mask = check_prompts(prompt_tokens, prompt_mask)
-    num, group, size = completions.tokens.shape
-    settings = make_settings(
-        net,
-        group_size=group,
-        max_new_tokens=size,
-        stop_tokens=stop_tokens,
-        pad_token=0,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_new_tokens=min_new_tokens,
-    )
-    generated = completions.tokens.reshape(-1, size)
-    rows = jnp.concatenate([jnp.repeat(tokens, group, axis=0), generated], axis=1)
-    rows_mask = jnp.concatenate(
-        [jnp.repeat(mask, group, axis=0), completions.mask.reshape(-1, size)], axis=1
-    )
-    first = tokens.shape[1] - 1  # the position that predicts the first token generated
-    hidden = net.hidden(params, rows, mask=rows_mask)[:, first:]
-    matrix = net.unembedding(params)
-    if matrix.dtype != jnp.float16 and keeps_all_tokens(settings, net.config.vocab_size):
-        stats = linear_token_stats(
-            hidden,
-            matrix.T if matrix.shape[0] == matrix.shape[1] else matrix,  # square is read as [D, V]
-            rows[:, first:],
-            temperature=temperature,
-            mask=rows_mask[:, first:],
-            entropy=False,
-            implementation=implementation,
-        )
-        return stats.log_probs.reshape(num, group, size)
-
-    def score(inputs: tuple[Array, Array]) -> Array:  # one completion: [N, V] at a time
-        hidden, tokens = inputs
-        logits = decoding.sampled_logits(net.unembed(params, hidden), jnp.arange(size), settings)
-        chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
-        return chosen - jax.nn.logsumexp(logits, axis=-1)
-
-    log_probs = jax.lax.map(score, (hidden[:, :-1], generated)).reshape(num, group, size)
-    return jnp.where(completions.mask, log_probs, 0.0)
-
-
 def completion_mask(
     tokens: Integer[ArrayLike, "B N"],
     num_generated: Integer[ArrayLike, " B"],
@@ -283,22 +211,6 @@ def bucket(length: int) -> int:
     while size < length:
         size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
     return size
-
-
-def check_prompts(tokens: Any, mask: Any) -> tuple[Array, Array]:
-    tokens, mask = jnp.asarray(tokens), jnp.asarray(mask) != 0
-    if tokens.ndim != 2 or tokens.shape != mask.shape:
-        raise ValueError(
-            f"prompt_tokens are {tokens.shape} and prompt_mask {mask.shape}: both must be [P, L]"
-        )
-    if 0 in tokens.shape:
-        raise ValueError(
-            f"prompt_tokens are {tokens.shape}: there must be one prompt and one token"
-        )
-    if not isinstance(mask, Tracer) and not bool(mask[:, -1].all()):
-        row = int(jnp.argmin(mask[:, -1]))
-        raise ValueError(f"prompt {row} has no token at its end: prompts are padded on the left")
-    return tokens.astype(jnp.int32), mask
 
 
 def check_table(table: Any, vocab_size: int) -> Array:
