@@ -4,11 +4,11 @@ python -m kernels_pallas.bench [--shape=N,D,V] [--dtypes=float32,bfloat16] [--ro
     [--implementations=xla,...] [--out=runs/kernels_pallas]
 
 Forward and backward of a sum of log-probabilities, by hidden states and unembedding, on whatever
-machine it runs on. `naive` is a product, log_softmax in float32 and a gather. `policy` is
-`linear_policy_loss`, the others are `linear_token_stats`; "+ entropy" adds that to the loss. Rounds
-take turns, and the best of each counts; on a CPU it is CPU time, which other programs change less.
-Memory is what the compiled program needs beyond arguments and results. Writes bench.json and
-bench.png.
+machine it runs on. `naive` is what one writes without a kernel: the product, of the dtype of its
+arguments, log_softmax of it in float32, and a gather. `policy` is `linear_policy_loss`, the others
+are `linear_token_stats`; "+ entropy" adds that to the loss. Wall time: rounds take turns, seconds
+are the best of them, and the ratio is the median of the rounds' ratios. Memory is what the compiled
+program needs beyond arguments and results. Writes bench.json and bench.png.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -86,10 +86,12 @@ def runnable(shape: Shape, dtype: str) -> list[str]:
     return names
 
 
-def measure(
-    losses: dict[str, Loss], shape: Shape, dtype: str, rounds: int
-) -> dict[str, dict[str, float]]:
-    """Seconds and temporary bytes of forward and backward."""
+class Result(NamedTuple):
+    seconds: list[float]  # of forward and backward, by rounds
+    temporary_bytes: int
+
+
+def measure(losses: dict[str, Loss], shape: Shape, dtype: str, rounds: int) -> dict[str, Result]:
     rng = np.random.default_rng(0)
     hidden = jnp.asarray(rng.normal(size=(shape.rows, shape.width)), dtype)
     scaled = rng.normal(size=(shape.width, shape.vocabulary)) / np.sqrt(shape.width)
@@ -98,49 +100,45 @@ def measure(
         jnp.asarray(scaled, dtype),
         jnp.asarray(rng.integers(0, shape.vocabulary, shape.rows), jnp.int32),
     )
-    clock = time.process_time if current_platform() == "cpu" else time.perf_counter
     compiled: dict[str, Any] = {
         name: jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*given).compile()
         for name, loss in losses.items()
     }
-    seconds = dict.fromkeys(losses, float("inf"))
+    seconds: dict[str, list[float]] = {name: [] for name in losses}
     for number in range(rounds + 1):  # the first warms up
         for name, program in compiled.items():
-            start = clock()
+            start = time.perf_counter()
             jax.block_until_ready(program(*given))
             if number:
-                seconds[name] = min(seconds[name], clock() - start)
+                seconds[name].append(time.perf_counter() - start)
     return {
-        name: {
-            "seconds": seconds[name],
-            "temporary_bytes": program.memory_analysis().temp_size_in_bytes,
-        }
+        name: Result(seconds[name], program.memory_analysis().temp_size_in_bytes)
         for name, program in compiled.items()
     }
 
 
-def ratios(results: dict[str, dict[str, float]]) -> dict[str, tuple[float, float]]:
+def ratios(results: dict[str, Result]) -> dict[str, tuple[float, float]]:
     """Time over naive's and naive's memory over ours, each beside the naive of its kind."""
     found = {}
     for name, result in results.items():
         base = results["naive + entropy" if name.endswith("+ entropy") else "naive"]
-        memory = base["temporary_bytes"] / max(result["temporary_bytes"], 1)
-        found[name] = result["seconds"] / base["seconds"], memory
+        time_ratio = np.median(np.divide(result.seconds, base.seconds))
+        found[name] = float(time_ratio), base.temporary_bytes / max(result.temporary_bytes, 1)
     return found
 
 
-def table(shape: Shape, dtype: str, results: dict[str, dict[str, float]]) -> str:
+def table(shape: Shape, dtype: str, results: dict[str, Result]) -> str:
     lines = [
         f"N={shape.rows} D={shape.width} V={shape.vocabulary} {dtype}, forward and backward",
         f"  {'':22}{'s':>9}{'x naive':>9}{'MB':>9}{'1 /':>7}",
     ]
     for name, (slower, smaller) in ratios(results).items():
-        seconds, size = results[name].values()
-        lines.append(f"  {name:22}{seconds:9.3f}{slower:9.2f}{size / 1e6:9.0f}{smaller:7.1f}")
+        seconds, size = min(results[name].seconds), results[name].temporary_bytes / 1e6
+        lines.append(f"  {name:22}{seconds:9.3f}{slower:9.2f}{size:9.0f}{smaller:7.1f}")
     return "\n".join(lines)
 
 
-def plot(all_results: dict[str, Any], png: Path) -> None:
+def plot(all_results: dict[str, dict[str, Result]], png: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 1 + 2.2 * len(all_results)), dpi=120, layout="constrained")
@@ -189,7 +187,15 @@ def main(argv: list[str] | None = None) -> int:
         results[dtype] = measure(losses, shape, dtype, given.rounds)
         print(table(shape, dtype, results[dtype]), flush=True)
     given.out.mkdir(parents=True, exist_ok=True)
-    record = {"shape": shape._asdict(), "device": jax.devices()[0].device_kind, "results": results}
+    record = {
+        "shape": shape._asdict(),
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+        "results": {
+            dtype: {name: result._asdict() for name, result in of.items()}
+            for dtype, of in results.items()
+        },
+    }
     (given.out / "bench.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     plot(results, given.out / "bench.png")
     print(f"{given.out / 'bench.json'} and bench.png")

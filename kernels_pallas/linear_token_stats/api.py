@@ -76,7 +76,7 @@ def linear_token_stats(
         ([0.25], 1.3863)
 
     Source: the formulas are elementary. That logits need not be kept: Wijmans et al. (2024), "Cut
-    your losses in large-vocabulary language models", section 4; entropy and shards are ours.
+    your losses in large-vocabulary language models"; entropy and shards are ours.
     """
     call = prepare(
         *(hidden, unembedding, tokens, temperature, softcap, bias, mask),

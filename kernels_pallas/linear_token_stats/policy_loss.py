@@ -78,8 +78,9 @@ def linear_policy_loss(
         >>> round(loss.item(), 4)  # 2 log 4
         2.7726
 
-    Source: gradients in the forward pass: Hsu et al. (2024), "Liger Kernel", section 3.2, for the
-    cross-entropy; here for any loss of this form, and with the incoming gradient.
+    Source: gradients in the forward pass: Hsu et al. (2024), "Liger Kernel: efficient Triton
+    kernels for LLM training", for the cross-entropy; here for any loss of this form, and with the
+    incoming gradient.
     """
     call = prepare(
         *(hidden, unembedding, tokens, temperature, softcap, bias, mask, entropy),
