@@ -2,41 +2,66 @@
 
 import inspect
 from collections.abc import Mapping
+from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import kernels_pallas
 from kernels_pallas import Blocks
 
+LINEAR = "linear_token_stats", "linear_kl"
+ON_LOGITS = "token_stats", "categorical_kl"
+STATIC = "softcap", "entropy", "vocab_axis", "implementation", "config", "interpret", "kind"
+
 
 class Row(NamedTuple):
     implementation: str
+    kernels: tuple[str, ...] = LINEAR + ON_LOGITS
+    sizes: tuple[str, ...] = ("small", "large")
     options: Mapping[str, Any] = MappingProxyType({})
-    kernels: tuple[str, ...] = ("linear_token_stats", "linear_kl", "token_stats", "categorical_kl")
 
 
 ROWS = {
     "reference": Row("reference"),
-    "xla": Row("xla"),
-    "xla in small blocks": Row(
-        "xla", {"config": Blocks(4, 48)}, ("linear_token_stats", "linear_kl")
-    ),
+    # Vocabularies of 127, 128 and 129 are a short block, a whole one, and one with a rest of 1.
+    "xla in small blocks": Row("xla", LINEAR, ("small",), {"config": Blocks(4, 128)}),
+    "xla in its own blocks": Row("xla", LINEAR, ("large",)),
+    "xla": Row("xla", ON_LOGITS),
 }
 
 
-def implementations(kernel):
+def implementations(kernel, sizes="small"):
     """Decorates a test that takes `run`: the kernel, jitted, with that implementation."""
-    rows = {name: row for name, row in ROWS.items() if kernel in row.kernels}
-    return pytest.mark.parametrize("run", [_run(kernel, row) for row in rows.values()], ids=[*rows])
+    names = [name for name, row in ROWS.items() if kernel in row.kernels and sizes in row.sizes]
+    return pytest.mark.parametrize("run", [_run(kernel, name) for name in names], ids=names)
 
 
-def _run(kernel, row):
-    function = getattr(kernels_pallas, kernel)
-    static = ("softcap", "entropy", "vocab_axis", "implementation", "config", "interpret", "kind")
-    names = [name for name in static if name in inspect.signature(function).parameters]
-    jitted = jax.jit(function, static_argnames=names)
+@cache
+def _run(kernel, name):
+    function, row = getattr(kernels_pallas, kernel), ROWS[name]
+    static = [name for name in STATIC if name in inspect.signature(function).parameters]
+    jitted = jax.jit(function, static_argnames=static)
     fixed = {"implementation": row.implementation, **row.options}
     return lambda *arrays, **options: jitted(*arrays, **fixed, **options)
+
+
+@cache
+def graded(run, **static):
+    """(arrays, tokens, weights, options) -> gradients of Σ weights·stats by the arrays, and stats.
+
+    arrays are hidden, unembedding and bias, or logits alone; options are traced. One function for
+    all tests, so that what has the same shapes is compiled once.
+    """
+
+    def total(arrays, tokens, weights, options):
+        if len(arrays) == 3:
+            options = options | {"bias": arrays[2]}
+        stats = run(*arrays[:2], tokens, **options, **static)
+        pairs = [(w, x) for w, x in zip(weights, stats) if x is not None]
+        return sum(jnp.sum(w * x) for w, x in pairs), stats
+
+    return jax.jit(jax.grad(total, has_aux=True))
