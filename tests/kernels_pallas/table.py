@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import kernels_pallas
@@ -22,22 +23,33 @@ class Row(NamedTuple):
     implementation: str
     kernels: tuple[str, ...] = LINEAR + ON_LOGITS
     sizes: tuple[str, ...] = ("small", "large")
+    dtypes: tuple[str, ...] = ("float32", "bfloat16")
     options: Mapping[str, Any] = MappingProxyType({})
 
 
 ROWS = {
-    "reference": Row("reference"),
+    "reference": Row("reference", dtypes=("float32",)),
     # Vocabularies of 127, 128 and 129 are a short block, a whole one, and one with a rest of 1.
-    "xla in small blocks": Row("xla", LINEAR, ("small",), {"config": Blocks(4, 128)}),
+    "xla in small blocks": Row("xla", LINEAR, ("small",), options={"config": Blocks(4, 128)}),
     "xla in its own blocks": Row("xla", LINEAR, ("large",)),
     "xla": Row("xla", ON_LOGITS),
 }
 
 
-def implementations(kernel, sizes="small"):
-    """Decorates a test that takes `run`: the kernel, jitted, with that implementation."""
+def implementations(kernel, sizes="small", dtypes=False):
+    """Decorates a test that takes `run`: the kernel, jitted, with that implementation.
+
+    With `dtypes`, the test takes `dtype` as well.
+    """
     names = [name for name, row in ROWS.items() if kernel in row.kernels and sizes in row.sizes]
-    return pytest.mark.parametrize("run", [_run(kernel, name) for name in names], ids=names)
+    if not dtypes:
+        return pytest.mark.parametrize("run", [_run(kernel, name) for name in names], ids=names)
+    pairs = [(name, dtype) for name in names for dtype in ROWS[name].dtypes]
+    return pytest.mark.parametrize(
+        ("run", "dtype"),
+        [(_run(kernel, name), dtype) for name, dtype in pairs],
+        ids=[f"{name}, {dtype}" for name, dtype in pairs],
+    )
 
 
 @cache
@@ -64,4 +76,9 @@ def graded(run, **static):
         pairs = [(w, x) for w, x in zip(weights, stats) if x is not None]
         return sum(jnp.sum(w * x) for w, x in pairs), stats
 
-    return jax.jit(jax.grad(total, has_aux=True))
+    return in_numpy(jax.jit(jax.grad(total, has_aux=True)))
+
+
+def in_numpy(function):
+    """Results as NumPy arrays: what a test does with them is not compiled."""
+    return lambda *arguments: jax.tree.map(np.asarray, function(*arguments))

@@ -8,8 +8,8 @@ import pytest
 from kernels_pallas.linear_token_stats.shapes import LARGE, SMALL, Shape
 
 from . import exact
-from .table import graded, implementations
-from .test_linear_token_stats import DTYPES, on_a_grid, rounded
+from .table import graded, implementations, in_numpy
+from .test_linear_token_stats import on_a_grid, rounded
 
 INF = np.inf
 FEW = Shape(7, 16, 129)
@@ -39,13 +39,13 @@ def check_linear_kl(run, shape, dtype, kinds=KINDS, transposed=(False, False), o
         kl = run(*pairs, kind=of)
         return jnp.sum(weights * kl), kl
 
-    slopes_of = jax.jit(jax.grad(total, has_aux=True))
+    slopes_of = in_numpy(jax.jit(jax.grad(total, has_aux=True)))
     g = np.float32(np.random.default_rng(2).normal(size=shape.rows))
     for kind in kinds:
         widths = shape.width, shape.width + 8
         pairs = [pair(shape, width, dtype, i, kind) for i, width in enumerate(widths)]
         given = [
-            (jnp.asarray(h, dtype), jnp.asarray(w.T if flip else w, dtype))
+            (h.astype(jnp.dtype(dtype)), (w.T if flip else w).astype(jnp.dtype(dtype)))
             for (h, w), flip in zip(pairs, transposed)
         ]
         slopes, kl = slopes_of(given, g)
@@ -66,22 +66,20 @@ def check_linear_kl(run, shape, dtype, kinds=KINDS, transposed=(False, False), o
             exact.assert_within(d_w, h.T @ slope, np.abs(h).T @ size, relative)
 
 
-@implementations("linear_kl")
-@DTYPES
+@implementations("linear_kl", dtypes=True)
 @pytest.mark.parametrize("shape", SMALL, ids=str)
 def test_linear_kl(run, shape, dtype):
     check_linear_kl(run, shape, dtype)
 
 
 @implementations("linear_kl")
-@pytest.mark.parametrize("transposed", [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("transposed", [(True, False), (False, True)])
 def test_linear_kl_in_all_layouts_and_both_directions(run, transposed):
     check_linear_kl(run, FEW, "float32", ["usual"], transposed, "reverse")
 
 
 @pytest.mark.slow
-@implementations("linear_kl", "large")
-@DTYPES
+@implementations("linear_kl", "large", dtypes=True)
 @pytest.mark.parametrize("shape", LARGE, ids=str)
 def test_linear_kl_of_large_vocabularies(run, shape, dtype):
     check_linear_kl(run, shape, dtype)
@@ -93,19 +91,18 @@ def logits_of(shape, dtype, seed, kind):
     return rounded(z - (1e4 if kind == "hugely negative" else 0), dtype)
 
 
-@implementations("categorical_kl")
-@DTYPES
+@implementations("categorical_kl", dtypes=True)
 @pytest.mark.parametrize("shape", LOGITS, ids=str)
 def test_categorical_kl(run, shape, dtype):
     def total(given, weights):
         kl = run(*given)
         return jnp.sum(weights * kl), kl
 
-    slopes_of = jax.jit(jax.grad(total, has_aux=True))
+    slopes_of = in_numpy(jax.jit(jax.grad(total, has_aux=True)))
     g = np.float32(np.random.default_rng(2).normal(size=shape.rows))
     for kind in KINDS:
         z = [logits_of(shape, dtype, seed, kind) for seed in (0, 1)]
-        slopes, got = slopes_of([jnp.asarray(x, dtype) for x in z], g)
+        slopes, got = slopes_of([x.astype(jnp.dtype(dtype)) for x in z], g)
         kl, *dz = exact.divergence(*z)
         np.testing.assert_allclose(got, kl, rtol=1e-5, atol=1e-6, err_msg=kind)
         for slope, want, terms in zip(slopes, dz, exact.terms_of_divergence(*z)):
@@ -138,8 +135,7 @@ def test_a_token_that_is_all_but_impossible_has_a_finite_divergence(run):
     np.testing.assert_allclose(slope, [[-5e3, 5e3]], rtol=1e-6)
 
 
-@implementations("token_stats")
-@DTYPES
+@implementations("token_stats", dtypes=True)
 @pytest.mark.parametrize("shape", LOGITS, ids=str)
 def test_token_stats(run, shape, dtype):
     rng = np.random.default_rng(1)
@@ -148,7 +144,7 @@ def test_token_stats(run, shape, dtype):
     for kind, temperature in (*((kind, 1.0) for kind in KINDS), ("usual", 0.1), ("usual", 10.0)):
         given = logits_of(shape, dtype, 0, kind)
         z = given / temperature
-        arrays, weights = (jnp.asarray(given, dtype),), [np.float32(x) for x in g]
+        arrays, weights = (given.astype(jnp.dtype(dtype)),), [np.float32(x) for x in g]
         (slope,), stats = graded(run)(arrays, tokens, weights, {"temperature": temperature})
         tolerance = 1e-6 + (0 if temperature == 1 else 3e-7 * np.abs(z).max())
         for got, want in zip(stats, exact.stats_of(z, tokens)):

@@ -1,5 +1,8 @@
 """Losses whose gradient is formed in the forward pass, against the same loss of the definition."""
 
+from functools import cache, partial
+from types import MappingProxyType
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +12,7 @@ from kernels_pallas import Blocks, linear_policy_loss, linear_token_stats
 
 INF, NAN = np.inf, np.nan
 N, D, V = 13, 5, 29
+SCALES = MappingProxyType({"softcap": 3.0, "temperature": 0.7})
 
 
 def arrays(seed=0):
@@ -25,49 +29,56 @@ def ppo(log_prob, entropy, aux, coefficient):
     return -gain - coefficient * entropy
 
 
-def by_definition(hidden, matrix, bias, aux, coefficient, denominator, tokens, mask, **options):
+def by_definition(given, tokens, mask):
+    hidden, matrix, bias, aux, coefficient, denominator = given
     stats = linear_token_stats(
-        *(hidden, matrix, tokens), bias=bias, mask=mask, implementation="reference", **options
+        *(hidden, matrix, tokens), bias=bias, mask=mask, implementation="reference", **SCALES
     )
     aux = jax.tree.map(lambda x: jnp.where(mask != 0, x, 0.0), aux)
     losses = ppo(stats.log_probs, stats.entropy, aux, coefficient)
-    return jnp.sum(jnp.where(mask != 0, losses, 0.0)) / denominator
+    return 3.0 * jnp.sum(jnp.where(mask != 0, losses, 0.0)) / denominator
 
 
-def by_kernel(hidden, matrix, bias, aux, coefficient, denominator, tokens, mask, **options):
+def by_kernel(given, tokens, mask, options=MappingProxyType({}), transposed=False):
+    hidden, matrix, bias, aux, coefficient, denominator = given
+
     def loss(log_prob, entropy, aux):  # closes over a traced number
         return ppo(log_prob, entropy, aux, coefficient)
 
-    return linear_policy_loss(
-        *(hidden, matrix, tokens, aux, loss), bias=bias, mask=mask, denominator=denominator,
-        **options,
-    )[0]  # fmt: skip
+    value, _ = linear_policy_loss(
+        *(hidden, matrix.T if transposed else matrix, tokens, aux, loss),
+        bias=bias, mask=mask, denominator=denominator, **SCALES, **options,
+    )  # fmt: skip
+    return 3.0 * value  # an incoming gradient that is not 1
 
 
-@pytest.mark.parametrize("implementation", ["reference", "xla"])
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("mask", ["all", "some", "none"])
-def test_value_and_every_gradient(implementation, transposed, mask):
+@cache
+def graded(function):
+    return jax.jit(jax.value_and_grad(function))
+
+
+WAYS = {
+    "reference": partial(by_kernel, options={"implementation": "reference"}),
+    "xla": partial(by_kernel, options={"config": Blocks(4, 8)}),
+    "xla, [V, D]": partial(by_kernel, options={"config": Blocks(4, 8)}, transposed=True),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_value_and_every_gradient(way):
     hidden, matrix, bias, tokens, aux = arrays()
-    kept = {"all": np.ones(N), "some": np.arange(N) % 3 != 1, "none": np.zeros(N)}[mask]
-    hidden = np.where(kept[:, None] != 0, hidden, np.float32(NAN))
-    aux = {name: np.where(kept != 0, x, np.float32(NAN)) for name, x in aux.items()}
-    matrix = matrix.T if transposed else matrix
-    options = {"softcap": 3.0, "temperature": 0.7}
-    config = {"config": Blocks(4, 8)} if implementation == "xla" else {}
-    given = (hidden, matrix, bias, aux, np.float32(0.1), np.float32(7.0))
-
-    def graded(function, **more):
-        def scaled(*given):  # an incoming gradient that is not 1
-            return 3.0 * function(*given, tokens, kept, **options, **more)
-
-        return jax.jit(jax.value_and_grad(scaled, (0, 1, 2, 3, 4, 5)))(*given)
-
-    value, slopes = graded(by_kernel, implementation=implementation, **config)
-    want, want_slopes = graded(by_definition)
-    np.testing.assert_allclose(value, want, rtol=1e-5)
-    for x, y in zip(jax.tree.leaves(slopes), jax.tree.leaves(want_slopes)):
-        np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6)
+    for kept in (np.ones(N), np.arange(N) % 3 != 1, np.zeros(N)):
+        given = (
+            np.where(kept[:, None] != 0, hidden, np.float32(NAN)),
+            *(matrix, bias),
+            {name: np.where(kept != 0, x, np.float32(NAN)) for name, x in aux.items()},
+            *(np.float32(0.1), np.float32(7.0)),
+        )
+        value, slopes = graded(WAYS[way])(given, tokens, 1 * (kept != 0))
+        want, want_slopes = graded(by_definition)(given, tokens, 1 * (kept != 0))
+        np.testing.assert_allclose(value, want, rtol=1e-5)
+        for x, y in zip(jax.tree.leaves(slopes), jax.tree.leaves(want_slopes)):
+            np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6)
 
 
 def test_kernel_03_weights_of_any_sign_reach_the_gradient():
@@ -75,7 +86,9 @@ def test_kernel_03_weights_of_any_sign_reach_the_gradient():
     logits = jnp.array([[1.0, 0.0, -1.0], [0.5, 0.5, 0.0], [0.0, 2.0, 1.0]])
     weights = jnp.array([2.0, 0.0, -0.5])
 
-    def loss(logits, weights, mask=None):
+    @jax.jit
+    @partial(jax.grad, argnums=(0, 1))
+    def slopes(logits, weights, mask):
         each = lambda log_prob, _, weight: -weight * log_prob  # noqa: E731
         return 2 * linear_policy_loss(
             logits, jnp.eye(3), np.array([0, 2, 1]), weights, each, mask=mask, entropy=False
@@ -83,12 +96,12 @@ def test_kernel_03_weights_of_any_sign_reach_the_gradient():
 
     want = np.array([[-0.6695181, 0.4894569, 0.1800611], [0, 0, 0],
                      [-0.0450153, 0.1673795, -0.1223642]])  # fmt: skip
-    slope, of_weights = jax.grad(loss, (0, 1))(logits, weights)
+    slope, of_weights = slopes(logits, weights, np.array([1, 1, 1]))
     np.testing.assert_allclose(slope, 2 * want, rtol=1e-5, atol=1e-6)
     nll = [0.4076059644443804, 1.4580200879470335, 0.4076059644443804]
     np.testing.assert_allclose(of_weights, 2 * np.array(nll), rtol=1e-5)
     want[2] = 0
-    slope = jax.grad(loss)(logits, weights, np.array([1, 1, 0]))
+    slope, _ = slopes(logits, weights, np.array([1, 1, 0]))
     np.testing.assert_allclose(slope, 2 * want, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(slope[2], 0.0)
 
@@ -103,16 +116,18 @@ def test_statistics_come_along_and_integers_may_be_in_aux():
 
         return linear_policy_loss(hidden, matrix, tokens, {"kind": kinds}, each, bias=bias)
 
-    (value, stats), slope = jax.value_and_grad(loss, has_aux=True)(hidden)
-    want = linear_token_stats(hidden, matrix, tokens, bias=bias, implementation="reference")
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), stats, want)
-    np.testing.assert_allclose(loss(hidden)[0], value, rtol=1e-6)
-
     def plain(hidden):
         stats = linear_token_stats(hidden, matrix, tokens, bias=bias, implementation="reference")
-        return jnp.sum(jnp.where(kinds == 0, -stats.log_probs, stats.entropy))
+        return jnp.sum(jnp.where(kinds == 0, -stats.log_probs, stats.entropy)), stats
 
-    np.testing.assert_allclose(slope, jax.grad(plain)(hidden), rtol=1e-4, atol=1e-5)
+    of_ours, of_plain = (jax.value_and_grad(x, has_aux=True) for x in (loss, plain))
+    (value, stats), slope = jax.jit(of_ours)(hidden)
+    (want, want_stats), want_slope = jax.jit(of_plain)(hidden)
+    np.testing.assert_allclose(value, want, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(loss)(hidden)[0], want, rtol=1e-5)
+    for x, y in zip(stats, want_stats):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(slope, want_slope, rtol=1e-4, atol=1e-5)
 
 
 def test_bfloat16_gradients_are_summed_in_float32():
@@ -129,8 +144,8 @@ def test_bfloat16_gradients_are_summed_in_float32():
         stats = linear_token_stats(hidden, matrix, tokens, implementation="reference")
         return -jnp.sum(stats.log_probs)
 
-    got = jax.grad(ours, (0, 1))(hidden, matrix)
-    want = jax.grad(exact, (0, 1))(*(x.astype(jnp.float32) for x in (hidden, matrix)))
+    got = jax.jit(jax.grad(ours, (0, 1)))(hidden, matrix)
+    want = jax.jit(jax.grad(exact, (0, 1)))(*(x.astype(jnp.float32) for x in (hidden, matrix)))
     for x, y in zip(got, want):
         assert x.dtype == jnp.bfloat16
         error = np.linalg.norm(x.astype(jnp.float32) - y) / np.linalg.norm(y)
