@@ -1,8 +1,9 @@
 """KL(p‖q) over blocks of the vocabulary, one after the other, and its gradients.
 
 With s_p, s_q the sums of exp(z - peak) of both sides and t = Σ exp(z_p - peak_p) ((z_p - peak_p) -
-(z_q - peak_q)), KL = t / s_p - log s_p + log s_q. Where the peaks rise by d_p and d_q,
-s_p exp(-d_p) and (t - (d_p - d_q) s_p) exp(-d_p) take their places.
+(z_q - peak_q)), KL = t / s_p + log(s_q / s_p). Where the peaks rise by d_p and d_q, s_p exp(-d_p)
+and (t - (d_p - d_q) s_p) exp(-d_p) take their places. One logarithm, not the difference of two: it
+is as small as KL where p is about q.
 """
 
 from typing import NamedTuple
@@ -61,16 +62,14 @@ def update_kl(state: RunningKL, logits_p: Array, logits_q: Array) -> RunningKL:
 def finish_kl(state: RunningKL) -> KLStats:
     dead_p, dead_q = state.total_p == 0, state.total_q == 0
     total_p = jnp.where(dead_p, 1.0, state.total_p)
-    log_p, log_q = jnp.log(total_p), jnp.log(jnp.where(dead_q, 1.0, state.total_q))
-    kl = state.moment / total_p - log_p + log_q
+    total_q = jnp.where(dead_q, 1.0, state.total_q)
+    kl = state.moment / total_p + jnp.log(total_q / total_p)
     kl = jnp.where(state.impossible, jnp.inf, jnp.where(dead_p, 0.0, kl))
-    peaks = (jnp.where(x == -jnp.inf, 0.0, x) for x in (state.peak_p, state.peak_q))
-    peak_p, peak_q = peaks
     return KLStats(
-        peak_p,
-        jnp.where(dead_p, -jnp.inf, log_p),
-        peak_q,
-        jnp.where(dead_q, -jnp.inf, log_q),
+        jnp.where(dead_p, 0.0, state.peak_p),
+        jnp.where(dead_p, -jnp.inf, jnp.log(total_p)),
+        jnp.where(dead_q, 0.0, state.peak_q),
+        jnp.where(dead_q, -jnp.inf, jnp.log(total_q)),
         kl,
     )
 

@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 
 ROWS = {
-    "reference": Row("reference", dtypes=("float32",)),
+    "reference": Row("reference", sizes=("small",), dtypes=("float32",)),
     # Vocabularies of 127, 128 and 129 are a short block, a whole one, and one with a rest of 1.
     "xla in small blocks": Row("xla", LINEAR, ("small",), options={"config": Blocks(4, 128)}),
     "xla in its own blocks": Row("xla", LINEAR, ("large",)),

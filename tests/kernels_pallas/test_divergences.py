@@ -13,9 +13,9 @@ from .test_linear_token_stats import on_a_grid, rounded
 
 INF = np.inf
 FEW = Shape(7, 16, 129)
-# Of logits, which have no width: two small shapes, some that need several blocks.
-LOGITS = [Shape(5, 0, 1), Shape(33, 0, 1000)]
-LOGITS += [pytest.param(x, marks=pytest.mark.slow) for x in (Shape(514, 0, 4100), *LARGE)]
+# Of logits, which have no width; the larger ones need several blocks.
+SOME_LOGITS = Shape(5, 0, 1), Shape(33, 0, 1000)
+MANY_LOGITS = Shape(514, 0, 4100), *LARGE
 KINDS = "usual", "peaked", "flat", "hugely negative"
 
 
@@ -92,8 +92,19 @@ def logits_of(shape, dtype, seed, kind):
 
 
 @implementations("categorical_kl", dtypes=True)
-@pytest.mark.parametrize("shape", LOGITS, ids=str)
+@pytest.mark.parametrize("shape", SOME_LOGITS, ids=str)
 def test_categorical_kl(run, shape, dtype):
+    check_categorical_kl(run, shape, dtype)
+
+
+@pytest.mark.slow
+@implementations("categorical_kl", "large", dtypes=True)
+@pytest.mark.parametrize("shape", MANY_LOGITS, ids=str)
+def test_categorical_kl_in_several_blocks(run, shape, dtype):
+    check_categorical_kl(run, shape, dtype)
+
+
+def check_categorical_kl(run, shape, dtype):
     def total(given, weights):
         kl = run(*given)
         return jnp.sum(weights * kl), kl
@@ -136,8 +147,19 @@ def test_a_token_that_is_all_but_impossible_has_a_finite_divergence(run):
 
 
 @implementations("token_stats", dtypes=True)
-@pytest.mark.parametrize("shape", LOGITS, ids=str)
+@pytest.mark.parametrize("shape", SOME_LOGITS, ids=str)
 def test_token_stats(run, shape, dtype):
+    check_token_stats(run, shape, dtype)
+
+
+@pytest.mark.slow
+@implementations("token_stats", "large", dtypes=True)
+@pytest.mark.parametrize("shape", MANY_LOGITS, ids=str)
+def test_token_stats_in_several_blocks(run, shape, dtype):
+    check_token_stats(run, shape, dtype)
+
+
+def check_token_stats(run, shape, dtype):
     rng = np.random.default_rng(1)
     g = exact.Stats(*rounded(rng.normal(size=(3, shape.rows)), "float32"))
     tokens = rng.integers(0, shape.vocabulary, shape.rows)

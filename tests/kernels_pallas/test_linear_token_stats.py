@@ -106,7 +106,7 @@ def test_values_and_gradients(run, shape, dtype):
 @implementations("linear_token_stats", "large", dtypes=True)
 @pytest.mark.parametrize("shape", [*LARGE, *TALL], ids=str)
 def test_values_and_gradients_of_large_shapes(run, shape, dtype):
-    check(run, shape, dtype, transposed=shape in TALL)
+    check(run, shape, dtype, KINDS[:1] if shape in TALL else KINDS, transposed=shape in TALL)
 
 
 @implementations("linear_token_stats")
