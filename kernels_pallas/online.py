@@ -29,7 +29,7 @@ def begin(num_rows: int, entropy: bool) -> Running:
     return Running(jnp.full(num_rows, -jnp.inf), zeros, zeros if entropy else None, zeros)
 
 
-def update(state: Running, logits: Array, tokens: Array, entropy: bool) -> Running:
+def update(state: Running, logits: Array, tokens: Array) -> Running:
     """One more block of logits [N, size]; tokens [N] count from its first column."""
     peak = jnp.maximum(state.peak, jnp.max(logits, axis=1))
     at = jnp.where(peak == -jnp.inf, 0.0, peak)
@@ -38,10 +38,9 @@ def update(state: Running, logits: Array, tokens: Array, entropy: bool) -> Runni
     change = jnp.maximum(state.peak - at, NEVER)
     shrink = jnp.exp(change)
     total = state.total * shrink + jnp.sum(weights, axis=1)
-    moment = None
-    if entropy:
-        moment = (state.moment + change * state.total) * shrink
-        moment += jnp.sum(weights * shifted, axis=1)
+    moment = state.moment
+    if moment is not None:
+        moment = (moment + change * state.total) * shrink + jnp.sum(weights * shifted, axis=1)
     here = (tokens >= 0) & (tokens < logits.shape[1])
     place = jnp.where(here, tokens, 0)[:, None]
     chosen = jnp.take_along_axis(logits, place, axis=1)[:, 0]

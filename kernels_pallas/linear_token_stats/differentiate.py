@@ -70,7 +70,7 @@ def _forward(implementation: Any, static: Static, vocab_axis: str | None, inputs
 
 def _backward(
     implementation: Any, static: Static, vocab_axis: str | None, saved: Any, gradients: TokenStats
-) -> tuple[Inputs]:
+) -> tuple[Any]:
     inputs, local, peak, log_sum, stats = saved
     hidden, unembedding, _, mask, bias, inverse_temperature = inputs
     if vocab_axis is not None and vocab_axis not in varying_axes(lax.axis_index(vocab_axis)):

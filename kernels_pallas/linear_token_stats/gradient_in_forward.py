@@ -73,7 +73,7 @@ def _forward(
             new = logits_of(
                 rows, *columns(unembedding, bias, first, size, static), inverse_temperature, static
             )
-            state = update(state, new, chosen - first, static.entropy)
+            state = update(state, new, chosen - first)
             return state, lax.dynamic_update_slice_in_dim(logits, new, first, axis=1)
 
         state = begin(block.size, static.entropy), jnp.zeros((block.size, num_tokens))
@@ -150,7 +150,7 @@ def add(array: Array, block: Array, first: Any, axis: int) -> Array:
 
 def _backward(
     loss_fn: LossFn, static: Static, saved: Any, cotangents: Any
-) -> tuple[Inputs, Any, list[Array]]:
+) -> tuple[Any, Any, list[Array]]:
     gradients, order, (hidden, unembedding, aux, consts) = saved
     g = cotangents[0]
 

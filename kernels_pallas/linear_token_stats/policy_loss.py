@@ -94,7 +94,8 @@ def linear_policy_loss(
     aux = vary_over(aux, axes)
     if call.implementation == "xla" and vocab_axis is None and num_rows:
         inputs = vary_over(call.inputs, axes)
-        total, stats = total_and_stats(loss_of_one, call.static, inputs, aux, consts)
+        both: Any = total_and_stats(loss_of_one, call.static, inputs, aux, consts)
+        total, stats = both
     else:
         stats = vary_over(run(call, vocab_axis), axes)
         total = total_loss(loss_of_one, stats, call.inputs[3], aux, consts)

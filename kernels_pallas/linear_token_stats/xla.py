@@ -41,7 +41,7 @@ def forward(
         def step(first: Any, size: int, state: Any) -> Any:
             weights, offset = columns(unembedding, bias, first, size, static)
             logits = logits_of(rows, weights, offset, inverse_temperature, static)
-            return update(state, logits, chosen - first, static.entropy)
+            return update(state, logits, chosen - first)
 
         state = vary_like(begin(block.size, static.entropy), hidden, unembedding, tokens, bias)
         stats = finish(over_vocabulary(num_tokens, blocks.vocabulary, step, state))

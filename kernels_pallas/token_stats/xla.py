@@ -30,7 +30,7 @@ def forward(logits: Array, tokens: Array, inverse_temperature: Array, static: St
 
         def step(first: Any, size: int, state: Any) -> Any:
             z = tile(logits, block, first, size) * inverse_temperature
-            return update(state, z, chosen - first, static.entropy)
+            return update(state, z, chosen - first)
 
         state = vary_like(begin(block.size, static.entropy), logits, tokens)
         stats = finish(over_vocabulary(num_tokens, blocks.vocabulary, step, state))

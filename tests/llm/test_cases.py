@@ -15,7 +15,7 @@ PARAMS = make_transformer(CONFIG).init(jax.random.key(0))  # which most of the n
 
 
 def net_of(logits) -> LanguageNet:
-    """A net whose logits [B, T, V] are `logits(tokens, positions)`."""
+    """A net whose logits [B, T, V], of 50 tokens, are `logits(tokens, positions)`."""
 
     def forward(params, tokens, positions, attend, memory):
         return logits(tokens, positions), memory
@@ -24,7 +24,10 @@ def net_of(logits) -> LanguageNet:
         return logits(tokens, jnp.cumsum(mask, axis=1) - 1)
 
     return make_transformer(CONFIG)._replace(
-        hidden=hidden, forward=forward, unembed=lambda params, x: x
+        hidden=hidden,
+        forward=forward,
+        unembed=lambda params, x: x,
+        unembedding=lambda params: jnp.eye(50),
     )
 
 
@@ -48,7 +51,7 @@ def test_positions_go_on_after_the_real_tokens(num_rows):
 
 def test_a_token_is_scored_by_the_position_before_it():
     """shift-01: of tokens 3, 1 | 0, 2 the completion's are scored by logits 1 and 2."""
-    logits = jnp.full((4, 50), -jnp.inf)
+    logits = jnp.full((4, 50), -1e9)
     logits = logits.at[:, :4].set(
         jnp.array(
             [[0.2, 1.0, -0.5, 0.0], [0.7, -0.3, 0.1, 0.4], [-1.0, 0.0, 0.5, 2.0], [3.0, 0, 0, 0]]

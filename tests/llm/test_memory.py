@@ -86,18 +86,20 @@ def test_what_is_allocated_grows_as_it_should(num_rows):
     assert deeper <= few + 1024 * (4 * (rows + 2) * token + 2 * activations * FLOAT)
 
 
-def test_scoring_holds_the_logits_of_one_completion():
-    """`completion_log_probs`: [N, V] at a time, and a forward's hidden states."""
-    net, size = net_of(1009), 40
+@pytest.mark.parametrize("top_k", [0, 5])
+def test_scoring_holds_blocks_of_logits(top_k):
+    """`completion_log_probs` makes nothing with V; with a filter, [N, V] of one completion."""
+    net, size = net_of(4099), 40
     tokens = jnp.zeros((2, 3, size), jnp.int32)
     completions = Completions(
         tokens, tokens == 0, jnp.zeros(tokens.shape), tokens[..., 0], tokens[..., 0] == 0
     )
     _, params, _ = inputs(net, 2, 8)
+    prompts = np.ones((2, 8), int), np.ones((2, 8))
     jaxpr = jax.make_jaxpr(
         lambda params: completion_log_probs(
-            net, params, np.ones((2, 8), int), np.ones((2, 8)), completions, stop_tokens=()
+            *(net, params, *prompts, completions), stop_tokens=(), top_k=top_k
         )
     )(params)
-    largest = max(np.prod(s) for s in arrays_in(jaxpr.jaxpr) if 1009 in s)
-    assert largest == size * 1009
+    with_vocabulary = [np.prod(s) for s in arrays_in(jaxpr.jaxpr) if 4099 in s]
+    assert max(with_vocabulary, default=0) == (size * 4099 if top_k else 0)
