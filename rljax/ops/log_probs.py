@@ -146,8 +146,8 @@ def linear_kl(
 
     Example:
         >>> policy, reference = jnp.log(jnp.array([[[0.5, 0.5]] * 2, [[0.25, 0.75]] * 2]))[:, None]
-        >>> linear_kl(policy, jnp.eye(2), reference, jnp.eye(2)).round(4).tolist()
-        [[0.1438]]
+        >>> round(linear_kl(policy, jnp.eye(2), reference, jnp.eye(2)).item(), 4)
+        0.1438
     """
     for name, x in (("hidden", hidden), ("ref_hidden", ref_hidden)):
         if jnp.ndim(x) != 3:
