@@ -32,8 +32,7 @@ pytestmark = pytest.mark.slow
 
 UPDATES = 20
 SIZES = {  # environments x steps per update, and what is set besides
-    "a2c_cartpole": (4, 8, "env.normalize_rewards=True"),
-    "ppo_cartpole": (4, 32, "algo.target_kl=0.02"),
+    "ppo_cartpole": (4, 32, "algo.target_kl=0.02", "env.normalize_rewards=True"),
     "ppo_halfcheetah": (2, 32, "eval_episodes=1", "eval_interval=10", "env.normalize_rewards=True"),
     "dqn_cartpole": (4, 4, "log_interval=1"),
     "td3_hopper": (2, 4, "log_interval=1", "eval_episodes=1", "eval_interval=10"),
@@ -149,7 +148,7 @@ def test_stopped_runs_save_and_say_how_to_go_on(name, chains, tmp_path):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_run_can_be_stopped_before_it_has_begun(number, code, chains, tmp_path):
-    chain = chains["a2c_cartpole"].result()
+    chain = chains["ppo_cartpole"].result()
     process = start(chain.argv(tmp_path / "w"), cache=chain.cache)
     wait_for((tmp_path / "w" / "config.json").exists, process)
     process.send_signal(number)
