@@ -85,7 +85,7 @@ def generate(
         ...     group_size=2, max_new_tokens=5, **settings).tokens.shape
         (1, 2, 5)
     """
-    prompt_tokens, prompt_mask = check_prompts(prompt_tokens, prompt_mask)
+    prompt_tokens, prompt_mask = check_prompts(prompt_tokens, prompt_mask, net.config.vocab_size)
     settings = make_settings(
         net,
         group_size=group_size,

@@ -42,7 +42,7 @@ def completion_log_probs(
     Returns:
         [P, G, N] float32, 0 where the completions' mask is.
     """
-    tokens, mask = check_prompts(prompt_tokens, prompt_mask)
+    tokens, mask = check_prompts(prompt_tokens, prompt_mask, net.config.vocab_size)
     num, group, size = completions.tokens.shape
     settings = make_settings(
         net,
@@ -85,7 +85,7 @@ def completion_log_probs(
     return jnp.where(completions.mask, log_probs, 0.0)
 
 
-def check_prompts(tokens: Any, mask: Any) -> tuple[Array, Array]:
+def check_prompts(tokens: Any, mask: Any, vocab_size: int) -> tuple[Array, Array]:
     tokens, mask = jnp.asarray(tokens), jnp.asarray(mask) != 0
     if tokens.ndim != 2 or tokens.shape != mask.shape:
         raise ValueError(
@@ -98,4 +98,11 @@ def check_prompts(tokens: Any, mask: Any) -> tuple[Array, Array]:
     if not isinstance(mask, Tracer) and not bool(mask[:, -1].all()):
         row = int(jnp.argmin(mask[:, -1]))
         raise ValueError(f"prompt {row} has no token at its end: prompts are padded on the left")
+    if not isinstance(tokens, Tracer) and not isinstance(mask, Tracer):
+        outside = mask & ((tokens < 0) | (tokens >= vocab_size))
+        if bool(outside.any()):
+            token = int(tokens[outside][0])
+            raise ValueError(
+                f"prompt token {token} is outside the vocabulary, 0 ... {vocab_size - 1}"
+            )
     return tokens.astype(jnp.int32), mask

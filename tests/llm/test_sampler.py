@@ -214,6 +214,7 @@ def test_prompts_of_any_length(length):
         ({"mask": MASK[:, 1:]}, r"\(4, 7\) and prompt_mask \(4, 6\)"),
         ({"mask": MASK[:, ::-1]}, "prompt 1 has no token at its end"),
         ({"prompts": PROMPTS[:0], "mask": MASK[:0]}, "there must be one prompt"),
+        ({"prompts": PROMPTS + 31}, r"prompt token \d+ is outside the vocabulary, 0 \.\.\. 30"),
         ({"group_size": 0}, "group_size is 0: it must be at least 1"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"min_new_tokens": 13}, r"min_new_tokens is 13: it must be in 0 \.\.\. 12"),
