@@ -192,7 +192,7 @@ def test_another_config_makes_a_result_stale_and_is_run(finished, tmp_path, caps
 @pytest.mark.slow
 def test_stopped_it_saves_and_goes_on(finished, tmp_path):
     """The signal reaches `reproduce` alone, which passes it on and waits."""
-    longer = REGISTRY.replace("total_steps = 480", "total_steps = 6400")
+    longer = REGISTRY.replace("total_steps = 480", "total_steps = 2400")
     (tmp_path / "registry.toml").write_text(longer)
     process = start(flags(tmp_path, "--only=host"), cache=finished.cache, program=REPRODUCE)
 
@@ -207,14 +207,14 @@ def test_stopped_it_saves_and_goes_on(finished, tmp_path):
     assert stopped.out[-1].startswith("stopped; to continue: python -m experiments.reproduce --re")
     assert not (tmp_path / "results").exists()
     saved = saved_steps()[-1]
-    assert 0 < saved < 6400
+    assert 0 < saved < 2400
 
     again = finish(start(flags(tmp_path, "--only=host"), cache=finished.cache, program=REPRODUCE))
     assert (again.code, again.err) == (0, [])
     assert any(line.startswith(f"resuming at step {saved} of") for line in again.out)
     result = json.loads((tmp_path / "results/host.json").read_text())
-    assert result["seeds"]["0"]["steps"] == 6400
-    assert len(read_metrics(tmp_path / "results/host.csv")["step"]) == 200
+    assert result["seeds"]["0"]["steps"] == 2400
+    assert len(read_metrics(tmp_path / "results/host.csv")["step"]) == 75
 
 
 @pytest.mark.slow
