@@ -37,6 +37,40 @@ def vary_over(tree: Any, axes: frozenset[str]) -> Any:
     return jax.tree.map(vary, tree)
 
 
+def for_slices(array: Array, first: Any) -> tuple[Array, Any]:
+    """The same two, of which the array may be sliced at `first` in a loop.
+
+    XLA on CPUs slices bfloat16 by way of float32, and would convert the whole array once, before
+    the loop: a copy that may be as large as the logits. Waiting for `first` prevents it.
+    """
+    if array.dtype != jnp.bfloat16:
+        return array, first
+    return lax.optimization_barrier((array, jnp.asarray(first)))
+
+
+def read(array: Array, first: Any, size: int, axis: int) -> Array:
+    """Places first ... first + size - 1 of an axis."""
+    array, first = for_slices(array, first)
+    return lax.dynamic_slice_in_dim(array, first, size, axis=axis)
+
+
+def write(array: Array, part: Array, first: Any, axis: int) -> Array:
+    """The array with the part in these places."""
+    return lax.dynamic_update_slice_in_dim(array, part, first, axis=axis)
+
+
+def as_bits(array: Array) -> Array:
+    """bfloat16 as uint16, anything else as it is.
+
+    What a loop writes into: XLA on CPUs would copy all of a bfloat16 array for each slice of it.
+    """
+    return lax.bitcast_convert_type(array, jnp.uint16) if array.dtype == jnp.bfloat16 else array
+
+
+def of_bits(bits: Array, dtype: Any) -> Array:
+    return lax.bitcast_convert_type(bits, dtype) if dtype == jnp.bfloat16 else bits
+
+
 def over_vocabulary(num: int, size: int, body: Callable[[Any, int, Any], Any], carry: Any) -> Any:
     """carry <- body(first, size, carry) for each block of [0, num); size is a Python int."""
     size = min(size, num)
@@ -54,10 +88,10 @@ class RowBlock(NamedTuple):
     fresh: Array  # bool [size]: not part of the block before
 
     def of(self, array: Array) -> Array:
-        return lax.dynamic_slice_in_dim(array, self.first, self.size, axis=0)
+        return read(array, self.first, self.size, axis=0)
 
     def put(self, array: Array, rows: Array) -> Array:
-        return lax.dynamic_update_slice_in_dim(array, rows, self.first, axis=0)
+        return write(array, rows, self.first, axis=0)
 
 
 def over_rows(

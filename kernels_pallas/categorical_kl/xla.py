@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from kernels_pallas.blocks import RowBlock, over_rows, over_vocabulary, vary_like
+from kernels_pallas.blocks import RowBlock, as_bits, of_bits, over_rows, over_vocabulary, vary_like
 from kernels_pallas.divergence import begin_kl, d_divergence, finish_kl, update_kl
 from kernels_pallas.records import Blocks, KLStatic, KLStats
 from kernels_pallas.token_stats.xla import put_tile, tile
@@ -34,6 +34,7 @@ def backward(
     logits_p: Array, logits_q: Array, stats: KLStats, g: Array, static: KLStatic
 ) -> tuple[Array, Array]:
     (num_rows, num_tokens), blocks = logits_p.shape, static.config or BLOCKS
+    dtype = logits_p.dtype
 
     def visit(block: RowBlock, gradients: tuple[Array, Array]) -> tuple[Array, Array]:
         of_rows = jax.tree.map(block.of, (stats, g))
@@ -41,10 +42,12 @@ def backward(
         def step(first: Any, size: int, gradients: tuple[Array, Array]) -> tuple[Array, Array]:
             z_p, z_q = (tile(x, block, first, size) for x in (logits_p, logits_q))
             dz = d_divergence(z_p, z_q, *of_rows)
-            d_p, d_q = (put_tile(x, block, first, y) for x, y in zip(gradients, dz))
+            d_p, d_q = (put_tile(x, block, first, y, dtype) for x, y in zip(gradients, dz))
             return d_p, d_q
 
         return over_vocabulary(num_tokens, blocks.vocabulary, step, gradients)
 
-    zeros = jnp.zeros_like(logits_p), jnp.zeros_like(logits_q)
-    return over_rows(num_rows, blocks.rows, None, visit, vary_like(zeros, logits_p, logits_q, g))
+    zeros = as_bits(jnp.zeros_like(logits_p)), as_bits(jnp.zeros_like(logits_q))
+    zeros = vary_like(zeros, logits_p, logits_q, g)
+    d_p, d_q = over_rows(num_rows, blocks.rows, None, visit, zeros)
+    return of_bits(d_p, dtype), of_bits(d_q, dtype)

@@ -7,14 +7,23 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
-from kernels_pallas.blocks import RowBlock, over_rows, over_vocabulary, vary_like
+from kernels_pallas.blocks import (
+    RowBlock,
+    as_bits,
+    of_bits,
+    over_rows,
+    over_vocabulary,
+    read,
+    vary_like,
+    write,
+)
 from kernels_pallas.divergence import begin_kl, d_divergence, finish_kl, update_kl
-from kernels_pallas.linear_token_stats.tile import matmul, put
+from kernels_pallas.linear_token_stats.tile import matmul
 from kernels_pallas.records import Blocks, KLStatic, KLStats
 
-BLOCKS = Blocks(1024, 1024)
+BLOCKS = Blocks(1024, 512)
 
 Pair = tuple[Array, Array]
 
@@ -25,9 +34,7 @@ def _axes(static: KLStatic) -> tuple[int, int]:
 
 
 def _weights(pairs: tuple[Pair, Pair], axes: tuple[int, int], first: Any, size: int) -> Any:
-    return [
-        lax.dynamic_slice_in_dim(pair[1], first, size, axis=axis) for pair, axis in zip(pairs, axes)
-    ]
+    return [read(pair[1], first, size, axis) for pair, axis in zip(pairs, axes)]
 
 
 def forward(of_p: Pair, of_q: Pair, static: KLStatic) -> KLStats:
@@ -68,9 +75,7 @@ def backward(of_p: Pair, of_q: Pair, stats: KLStats, g: Array, static: KLStatic)
             both = d_divergence(z_p, z_q, of_rows, jnp.where(block.fresh, of_g, 0.0))
             dz = [x.astype(hidden.dtype) for x, (hidden, _) in zip(both, pairs)]
             d_rows = [matmul(x, w, (1, axis)) for x, w, axis in zip(dz, weights, axes)]
-            columns = (
-                lax.dynamic_slice_in_dim(x, block.first, block.size, axis=1) for x in flipped
-            )
+            columns = (read(x, block.first, block.size, 1) for x in flipped)
             return (
                 [block.put(x, block.of(x) + y) for x, y in zip(d_hiddens, d_rows)],
                 [x + matmul(y, z, (1, 0)) for x, y, z in zip(d_weights, columns, dz)],
@@ -80,17 +85,19 @@ def backward(of_p: Pair, of_q: Pair, stats: KLStats, g: Array, static: KLStatic)
         carry = d_hiddens, vary_like(zeros, pairs, g)
         d_hiddens, d_weights = over_rows(num_rows, blocks.rows, None, visit, carry)
         d_weights = (x if axis else x.T for x, axis in zip(d_weights, axes))
+        parts = [as_bits(x.astype(hidden.dtype)) for x, (hidden, _) in zip(d_weights, pairs)]
         return d_hiddens, [
-            put(x, y, first, axis) for x, y, axis in zip(d_unembeddings, d_weights, axes)
+            write(x, y, first, axis) for x, y, axis in zip(d_unembeddings, parts, axes)
         ]
 
     zeros = (
         [jnp.zeros(hidden.shape) for hidden, _ in pairs],
-        [jnp.zeros_like(unembedding) for _, unembedding in pairs],
+        [as_bits(jnp.zeros_like(unembedding)) for _, unembedding in pairs],
     )
     zeros = vary_like(zeros, pairs, g)
     d_hiddens, d_unembeddings = over_vocabulary(num_tokens, blocks.vocabulary, step, zeros)
     d_p, d_q = (
-        (x.astype(hidden.dtype), y) for x, y, (hidden, _) in zip(d_hiddens, d_unembeddings, pairs)
+        (x.astype(hidden.dtype), of_bits(y, hidden.dtype))
+        for x, y, (hidden, _) in zip(d_hiddens, d_unembeddings, pairs)
     )
     return d_p, d_q

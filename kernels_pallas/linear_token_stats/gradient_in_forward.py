@@ -10,9 +10,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
-from kernels_pallas.blocks import RowBlock, order_rows, over_rows, over_vocabulary, vary_like
+from kernels_pallas.blocks import (
+    RowBlock,
+    order_rows,
+    over_rows,
+    over_vocabulary,
+    read,
+    vary_like,
+    write,
+)
 from kernels_pallas.choose import current_platform
 from kernels_pallas.linear_token_stats import xla
 from kernels_pallas.linear_token_stats.differentiate import Inputs, local_tokens
@@ -22,7 +30,7 @@ from kernels_pallas.online import begin, d_logits, finish, update
 from kernels_pallas.outputs import coefficients, token_stats_of
 from kernels_pallas.records import Blocks, Static, TokenStats
 
-ON_CPU, ELSEWHERE = Blocks(512, 4096), Blocks(2048, 8192)
+ON_CPU, ELSEWHERE = Blocks(512, 2048), Blocks(2048, 8192)
 
 
 class Gradients(NamedTuple):
@@ -74,7 +82,7 @@ def _forward(
                 rows, *columns(unembedding, bias, first, size, static), inverse_temperature, static
             )
             state = update(state, new, chosen - first)
-            return state, lax.dynamic_update_slice_in_dim(logits, new, first, axis=1)
+            return state, write(logits, new, first, 1)
 
         state = begin(block.size, static.entropy), jnp.zeros((block.size, num_tokens))
         state, logits = over_vocabulary(
@@ -92,15 +100,14 @@ def _forward(
         def spread(first: Any, size: int, carry: Any) -> Any:
             d_rows, d_unembedding, d_bias = carry
             weights, _ = columns(unembedding, bias, first, size, static)
-            z = lax.dynamic_slice_in_dim(logits, first, size, axis=1)
+            z = read(logits, first, size, 1)
             dz = d_logits(z, chosen - first, *given[1:])
             dz *= logits_slope(z, inverse_temperature, static)
             if d_bias is not None:
                 d_bias = add(d_bias, jnp.sum(dz, axis=0), first, 0)
             dz = dz.astype(rows.dtype)
             d_rows += matmul(dz, weights, (1, 0 if static.transposed else 1))
-            columns_of_rows = lax.dynamic_slice_in_dim(flipped, block.first, block.size, axis=1)
-            d_weights = matmul(columns_of_rows, dz, (1, 0))
+            d_weights = matmul(read(flipped, block.first, block.size, 1), dz, (1, 0))
             if static.transposed:
                 return d_rows, add(d_unembedding, d_weights.T, first, 0), d_bias
             return d_rows, add(d_unembedding, d_weights, first, 1), d_bias
@@ -144,8 +151,7 @@ def float_leaves(tree: Any) -> list[Array]:
 
 
 def add(array: Array, block: Array, first: Any, axis: int) -> Array:
-    old = lax.dynamic_slice_in_dim(array, first, block.shape[axis], axis=axis)
-    return lax.dynamic_update_slice_in_dim(array, old + block, first, axis=axis)
+    return write(array, read(array, first, block.shape[axis], axis) + block, first, axis)
 
 
 def _backward(

@@ -5,6 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
+from kernels_pallas.blocks import read
 from kernels_pallas.records import Static
 
 
@@ -25,12 +26,8 @@ def columns(
 ) -> tuple[Array, Array | None]:
     """Weights and bias of tokens first ... first + size - 1, the weights in their own layout."""
     axis = 0 if static.transposed else 1
-    weights = lax.dynamic_slice_in_dim(unembedding, first, size, axis=axis)
-    return weights, None if bias is None else lax.dynamic_slice_in_dim(bias, first, size)
-
-
-def put(array: Array, block: Array, first: Any, axis: int) -> Array:
-    return lax.dynamic_update_slice_in_dim(array, block.astype(array.dtype), first, axis=axis)
+    weights = read(unembedding, first, size, axis)
+    return weights, None if bias is None else read(bias, first, size, 0)
 
 
 def logits_of(

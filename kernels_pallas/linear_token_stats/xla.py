@@ -8,14 +8,24 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
-from kernels_pallas.blocks import RowBlock, order_rows, over_rows, over_vocabulary, vary_like
-from kernels_pallas.linear_token_stats.tile import columns, logits_of, logits_slope, matmul, put
+from kernels_pallas.blocks import (
+    RowBlock,
+    as_bits,
+    of_bits,
+    order_rows,
+    over_rows,
+    over_vocabulary,
+    read,
+    vary_like,
+    write,
+)
+from kernels_pallas.linear_token_stats.tile import columns, logits_of, logits_slope, matmul
 from kernels_pallas.online import begin, d_logits, finish, update
 from kernels_pallas.records import Blocks, ShardStats, Static
 
-FORWARD, BACKWARD = Blocks(1024, 1024), Blocks(1024, 1024)
+FORWARD, BACKWARD = Blocks(1024, 1024), Blocks(1024, 512)
 
 
 def forward(
@@ -100,23 +110,23 @@ def backward(
                 d_offset += jnp.sum(dz, axis=0)
             dz = dz.astype(rows.dtype)
             d_rows = block.of(d_hidden) + matmul(dz, weights, (1, 0 if static.transposed else 1))
-            d_weights += matmul(
-                lax.dynamic_slice_in_dim(flipped, block.first, block.size, axis=1), dz, (1, 0)
-            )
+            d_weights += matmul(read(flipped, block.first, block.size, 1), dz, (1, 0))
             return block.put(d_hidden, d_rows), d_weights, d_offset
 
         zeros = (jnp.zeros((width, size)), None if bias is None else jnp.zeros(size))
         inner = (d_hidden, *vary_like(zeros, hidden, unembedding, a, bias))
         d_hidden, d_weights, d_offset = over_rows(num_rows, blocks.rows, order.count, visit, inner)
         d_weights = d_weights.T if static.transposed else d_weights
-        d_unembedding = put(d_unembedding, d_weights, first, 0 if static.transposed else 1)
-        return d_hidden, d_unembedding, None if bias is None else put(d_bias, d_offset, first, 0)
+        part = as_bits(d_weights.astype(unembedding.dtype))
+        d_unembedding = write(d_unembedding, part, first, 0 if static.transposed else 1)
+        return d_hidden, d_unembedding, None if bias is None else write(d_bias, d_offset, first, 0)
 
     zeros = (
         jnp.zeros(hidden.shape),
-        jnp.zeros_like(unembedding),
+        as_bits(jnp.zeros_like(unembedding)),
         None if bias is None else jnp.zeros(num_tokens),
     )
     zeros = vary_like(zeros, hidden, unembedding, a, bias)
     d_hidden, d_unembedding, d_bias = over_vocabulary(num_tokens, blocks.vocabulary, step, zeros)
+    d_unembedding = of_bits(d_unembedding, unembedding.dtype)
     return order.unsort(d_hidden.astype(hidden.dtype)), d_unembedding, d_bias

@@ -6,7 +6,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from kernels_pallas.blocks import RowBlock, over_rows, over_vocabulary, vary_like
+from kernels_pallas.blocks import (
+    RowBlock,
+    as_bits,
+    for_slices,
+    of_bits,
+    over_rows,
+    over_vocabulary,
+    vary_like,
+)
 from kernels_pallas.online import begin, d_logits, finish, update
 from kernels_pallas.records import Blocks, ShardStats, Static
 
@@ -15,11 +23,14 @@ BLOCKS = Blocks(512, 4096)
 
 def tile(logits: Array, block: RowBlock, first: Any, size: int) -> Array:
     """[rows, size] float32 of the block's rows."""
+    logits, first = for_slices(logits, first)
     return lax.dynamic_slice(logits, (block.first, first), (block.size, size)).astype(jnp.float32)
 
 
-def put_tile(array: Array, block: RowBlock, first: Any, values: Array) -> Array:
-    return lax.dynamic_update_slice(array, values.astype(array.dtype), (block.first, first))
+def put_tile(gradient: Array, block: RowBlock, first: Any, values: Array, dtype: Any) -> Array:
+    """The gradient, as bits of its dtype, with these values in the block's rows."""
+    bits = as_bits(values.astype(dtype))
+    return lax.dynamic_update_slice(gradient, bits, (block.first, first))
 
 
 def forward(logits: Array, tokens: Array, inverse_temperature: Array, static: Static) -> ShardStats:
@@ -62,9 +73,9 @@ def backward(
         def step(first: Any, size: int, gradient: Array) -> Array:
             z = tile(logits, block, first, size) * inverse_temperature
             dz = d_logits(z, chosen - first, *of_rows) * inverse_temperature
-            return put_tile(gradient, block, first, dz)
+            return put_tile(gradient, block, first, dz, logits.dtype)
 
         return over_vocabulary(num_tokens, blocks.vocabulary, step, gradient)
 
-    zeros = vary_like(jnp.zeros_like(logits), logits, tokens, a)
-    return over_rows(num_rows, blocks.rows, None, visit, zeros)
+    zeros = vary_like(as_bits(jnp.zeros_like(logits)), logits, tokens, a)
+    return of_bits(over_rows(num_rows, blocks.rows, None, visit, zeros), logits.dtype)
