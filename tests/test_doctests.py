@@ -15,7 +15,11 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FILES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "rljax").rglob("*.py"))
+FILES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for package in ("rljax", "kernels_pallas")
+    for path in (ROOT / package).rglob("*.py")
+)
 DOCUMENTED = [path for path in FILES if path.startswith(("rljax/ops/", "rljax/losses/"))]
 DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

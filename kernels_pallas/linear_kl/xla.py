@@ -20,7 +20,7 @@ from kernels_pallas.blocks import (
     write,
 )
 from kernels_pallas.divergence import begin_kl, d_divergence, finish_kl, update_kl
-from kernels_pallas.linear_token_stats.tile import matmul
+from kernels_pallas.linear_token_stats.tile import matmul, turned
 from kernels_pallas.records import Blocks, KLStatic, KLStats
 
 BLOCKS = Blocks(1024, 512)
@@ -84,7 +84,7 @@ def backward(of_p: Pair, of_q: Pair, stats: KLStats, g: Array, static: KLStatic)
         zeros = [jnp.zeros((hidden.shape[1], size)) for hidden, _ in pairs]
         carry = d_hiddens, vary_like(zeros, pairs, g)
         d_hiddens, d_weights = over_rows(num_rows, blocks.rows, None, visit, carry)
-        d_weights = (x if axis else x.T for x, axis in zip(d_weights, axes))
+        d_weights = (x if axis else turned(x) for x, axis in zip(d_weights, axes))
         parts = [as_bits(x.astype(hidden.dtype)) for x, (hidden, _) in zip(d_weights, pairs)]
         return d_hiddens, [
             write(x, y, first, axis) for x, y, axis in zip(d_unembeddings, parts, axes)

@@ -25,7 +25,7 @@ from kernels_pallas.choose import current_platform
 from kernels_pallas.linear_token_stats import xla
 from kernels_pallas.linear_token_stats.differentiate import Inputs, local_tokens
 from kernels_pallas.linear_token_stats.elementwise import LossFn, total_loss
-from kernels_pallas.linear_token_stats.tile import columns, logits_of, logits_slope, matmul
+from kernels_pallas.linear_token_stats.tile import columns, logits_of, logits_slope, matmul, turned
 from kernels_pallas.online import begin, d_logits, finish, update
 from kernels_pallas.outputs import coefficients, token_stats_of
 from kernels_pallas.records import Blocks, Static, TokenStats
@@ -109,7 +109,7 @@ def _forward(
             d_rows += matmul(dz, weights, (1, 0 if static.transposed else 1))
             d_weights = matmul(read(flipped, block.first, block.size, 1), dz, (1, 0))
             if static.transposed:
-                return d_rows, add(d_unembedding, d_weights.T, first, 0), d_bias
+                return d_rows, add(d_unembedding, turned(d_weights), first, 0), d_bias
             return d_rows, add(d_unembedding, d_weights, first, 1), d_bias
 
         d_rows = block.of(gradients.hidden)  # of rows seen before, which get 0 more

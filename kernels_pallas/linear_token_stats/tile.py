@@ -21,6 +21,15 @@ def matmul(x: Array, y: Array, axes: tuple[int, int]) -> Array:
     )
 
 
+def turned(product: Array) -> Array:
+    """Its transpose.
+
+    Behind a barrier: XLA would turn both factors instead, into a product over the leading axis of
+    one and the last of the other, which is slow on CPUs, and in bfloat16 not there in jax 0.12.
+    """
+    return lax.optimization_barrier(product).T
+
+
 def columns(
     unembedding: Array, bias: Array | None, first: Any, size: int, static: Static
 ) -> tuple[Array, Array | None]:

@@ -21,7 +21,7 @@ from kernels_pallas.blocks import (
     vary_like,
     write,
 )
-from kernels_pallas.linear_token_stats.tile import columns, logits_of, logits_slope, matmul
+from kernels_pallas.linear_token_stats.tile import columns, logits_of, logits_slope, matmul, turned
 from kernels_pallas.online import begin, d_logits, finish, update
 from kernels_pallas.records import Blocks, ShardStats, Static
 
@@ -116,7 +116,7 @@ def backward(
         zeros = (jnp.zeros((width, size)), None if bias is None else jnp.zeros(size))
         inner = (d_hidden, *vary_like(zeros, hidden, unembedding, a, bias))
         d_hidden, d_weights, d_offset = over_rows(num_rows, blocks.rows, order.count, visit, inner)
-        d_weights = d_weights.T if static.transposed else d_weights
+        d_weights = turned(d_weights) if static.transposed else d_weights
         part = as_bits(d_weights.astype(unembedding.dtype))
         d_unembedding = write(d_unembedding, part, first, 0 if static.transposed else 1)
         return d_hidden, d_unembedding, None if bias is None else write(d_bias, d_offset, first, 0)

@@ -133,7 +133,7 @@ def test_statistics_come_along_and_integers_may_be_in_aux():
 def test_bfloat16_gradients_are_summed_in_float32():
     rng = np.random.default_rng(0)
     hidden = jnp.asarray(rng.normal(size=(600, 16)), jnp.bfloat16)
-    matrix = jnp.asarray(rng.normal(size=(16, 64)) / 4, jnp.bfloat16)
+    matrix = jnp.asarray(rng.normal(size=(64, 16)) / 4, jnp.bfloat16)  # [V, D]
     tokens = rng.integers(0, 64, 600)
 
     def ours(hidden, matrix):
