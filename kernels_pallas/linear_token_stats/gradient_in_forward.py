@@ -25,7 +25,7 @@ from kernels_pallas.choose import current_platform
 from kernels_pallas.linear_token_stats import xla
 from kernels_pallas.linear_token_stats.differentiate import Inputs, local_tokens
 from kernels_pallas.linear_token_stats.elementwise import LossFn, total_loss
-from kernels_pallas.linear_token_stats.tile import columns, logits_of, logits_slope, matmul, turned
+from kernels_pallas.linear_token_stats.tile import columns, logits_of, logits_slope, matmul
 from kernels_pallas.online import begin, d_logits, finish, update
 from kernels_pallas.outputs import coefficients, token_stats_of
 from kernels_pallas.records import Blocks, Static, TokenStats
@@ -37,7 +37,7 @@ class Gradients(NamedTuple):
     """Of the sum over the rows so far; all float32."""
 
     hidden: Array  # [N, D], in the order of the walk
-    unembedding: Array  # in its own layout
+    unembedding: Array  # [D, V]
     bias: Array | None
     aux: list[Array]  # [N], of the leaves that are floats, in the order of the walk
     consts: list[Array]
@@ -108,8 +108,6 @@ def _forward(
             dz = dz.astype(rows.dtype)
             d_rows += matmul(dz, weights, (1, 0 if static.transposed else 1))
             d_weights = matmul(read(flipped, block.first, block.size, 1), dz, (1, 0))
-            if static.transposed:
-                return d_rows, add(d_unembedding, turned(d_weights), first, 0), d_bias
             return d_rows, add(d_unembedding, d_weights, first, 1), d_bias
 
         d_rows = block.of(gradients.hidden)  # of rows seen before, which get 0 more
@@ -133,7 +131,7 @@ def _forward(
         TokenStats(zeros, zeros if static.entropy else None, zeros),
         Gradients(
             jnp.zeros(hidden.shape),
-            jnp.zeros(unembedding.shape),
+            jnp.zeros((hidden.shape[1], num_tokens)),
             None if bias is None else jnp.zeros(num_tokens),
             [zeros for _ in float_leaves(aux)],
             [jnp.zeros(x.shape) for x in consts],
@@ -165,7 +163,7 @@ def _backward(
 
     inputs = (
         order.unsort(scale(gradients.hidden, hidden)),
-        scale(gradients.unembedding, unembedding),
+        scale(gradients.unembedding.T if static.transposed else gradients.unembedding, unembedding),
         *(None, None),
         None if gradients.bias is None else g * gradients.bias,
         None,
