@@ -132,9 +132,9 @@ def test_statistics_come_along_and_integers_may_be_in_aux():
 
 def test_bfloat16_gradients_are_summed_in_float32():
     rng = np.random.default_rng(0)
-    hidden = jnp.asarray(rng.normal(size=(600, 16)), jnp.bfloat16)
+    hidden = jnp.asarray(rng.normal(size=(610, 16)), jnp.bfloat16)
     matrix = jnp.asarray(rng.normal(size=(64, 16)) / 4, jnp.bfloat16)  # [V, D]
-    tokens = rng.integers(0, 64, 600)
+    tokens = rng.integers(0, 64, 610)
 
     def ours(hidden, matrix):
         each = lambda log_prob, entropy, _: -log_prob  # noqa: E731
