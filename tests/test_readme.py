@@ -35,9 +35,13 @@ def test_the_library_example_trains():
 
 
 def test_the_sampler_example_samples():
-    assert len(EXAMPLES) == 2
     printed = printed_by(EXAMPLES[1])
     assert printed.startswith("(2, 4, 16) [[-")
+
+
+def test_the_kernels_example_gives_a_gradient():
+    assert len(EXAMPLES) == 3
+    assert printed_by(EXAMPLES[2]) == "(8, 100)\n"
 
 
 @pytest.mark.parametrize(
@@ -48,7 +52,8 @@ def test_every_config_exists(path):
 
 
 @pytest.mark.parametrize(
-    "path", sorted(set(re.findall(r"`((?:rljax|experiments|notebooks)/[\w/.]*)`", README)))
+    "path",
+    sorted(set(re.findall(r"`((?:rljax|experiments|kernels_pallas|notebooks)/[\w/.]*)`", README))),
 )
 def test_the_map_points_to_something(path):
     assert (ROOT / path).exists()
