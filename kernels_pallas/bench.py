@@ -24,6 +24,7 @@ import numpy as np
 from jax import Array
 
 from kernels_pallas import linear_policy_loss, linear_token_stats
+from kernels_pallas.checks import DTYPES
 from kernels_pallas.choose import PLATFORM_OF, choose, current_platform
 from kernels_pallas.linear_token_stats.shapes import GOAL, QUICK, Shape
 
@@ -160,10 +161,10 @@ def plot(all_results: dict[str, dict[str, Result]], png: Path) -> None:
 def parse_shape(text: str) -> Shape:
     if text in ("goal", "quick"):
         return GOAL if text == "goal" else QUICK
-    sizes = [int(x) for x in text.split(",")]
-    if len(sizes) != 3 or min(sizes) < 1:
+    sizes = text.split(",")
+    if len(sizes) != 3 or not all(x.isdecimal() and int(x) for x in sizes):
         raise ValueError(f"--shape must be goal, quick or three sizes N,D,V, got {text!r}")
-    return Shape(*sizes)
+    return Shape(*map(int, sizes))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -176,6 +177,8 @@ def main(argv: list[str] | None = None) -> int:
     given = parser.parse_args(argv)
     try:
         shape, dtypes = parse_shape(given.shape), given.dtypes.split(",")
+        if unknown := [x for x in dtypes if x not in DTYPES]:
+            raise ValueError(f"--dtypes must be of {', '.join(DTYPES)}, got {unknown[0]!r}")
         asked = [x for x in given.implementations.split(",") if x]
         entries = {x: contestants(shape, x, asked or runnable(shape, x)) for x in dtypes}
         if given.rounds < 1:
