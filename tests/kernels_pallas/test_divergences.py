@@ -69,13 +69,12 @@ def check_linear_kl(run, shape, dtype, kinds=KINDS, transposed=(False, False), o
 @implementations("linear_kl", dtypes=True)
 @pytest.mark.parametrize("shape", SMALL, ids=str)
 def test_linear_kl(run, shape, dtype):
-    check_linear_kl(run, shape, dtype)
+    check_linear_kl(run, shape, dtype, transposed=(dtype == "bfloat16", dtype == "float32"))
 
 
 @implementations("linear_kl")
-@pytest.mark.parametrize("transposed", [(True, False), (False, True)])
-def test_linear_kl_in_all_layouts_and_both_directions(run, transposed):
-    check_linear_kl(run, FEW, "float32", ["usual"], transposed, "reverse")
+def test_linear_kl_in_reverse(run):
+    check_linear_kl(run, FEW, "float32", ["usual"], of="reverse")
 
 
 @pytest.mark.slow

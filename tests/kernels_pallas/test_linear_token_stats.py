@@ -100,7 +100,7 @@ def test_the_formulas_are_those_of_finite_differences():
 @implementations("linear_token_stats", dtypes=True)
 @pytest.mark.parametrize("shape", SMALL, ids=str)
 def test_values_and_gradients(run, shape, dtype):
-    check(run, shape, dtype)
+    check(run, shape, dtype, transposed=dtype == "bfloat16")
 
 
 @pytest.mark.slow
@@ -111,9 +111,8 @@ def test_values_and_gradients_of_large_shapes(run, shape, dtype):
 
 
 @implementations("linear_token_stats")
-@pytest.mark.parametrize("transposed", [False, True])
-def test_softcap_in_both_layouts(run, transposed):
-    check(run, FEW, kinds=[("usual", 0.7), ("peaked", 10.0)], transposed=transposed, softcap=2.0)
+def test_softcap(run):
+    check(run, FEW, kinds=[("usual", 0.7), ("peaked", 10.0)], transposed=True, softcap=2.0)
 
 
 def few():
