@@ -1,0 +1,135 @@
+"""The statistics on a TPU: one pass over the vocabulary for each block of rows.
+
+A block of rows [rows, D] meets the unembedding block by block, and each block strip by strip in
+straight-line code, so that the matrix unit works on the next strip while the vector unit takes the
+softmax of this one. Running maximum, sum, moment and chosen logit are kept per lane, [rows, 128]:
+lane l sees the tokens l, l + 128, ... The lanes meet once, after the last block.
+
+Logits stay as the product leaves them (after bias and tanh): u with z = scale · u, scale > 0.
+
+Flops 2NDV; bytes read ND + DV · ceil(N / rows); written 16 N.
+Backward pass: `pallas_tpu_backward.py`.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from kernels_pallas import mosaic, mosaic_online
+from kernels_pallas.linear_token_stats.pallas_tpu_backward import backward
+from kernels_pallas.linear_token_stats.pallas_tpu_tile import (
+    Problem,
+    Vocabulary,
+    Weights,
+    choose_blocks,
+    raw_logits,
+    weights_of,
+)
+from kernels_pallas.mosaic import LANES, LOG2E, Blocks
+from kernels_pallas.records import ShardStats, Static
+
+__all__ = ["backward", "forward"]
+
+
+def forward(
+    hidden: Array,
+    unembedding: Array,
+    tokens: Array,
+    mask: Array | None,
+    bias: Array | None,
+    inverse_temperature: Array,
+    static: Static,
+) -> ShardStats:
+    """Statistics of one shard; see `differentiate.py` for shapes."""
+    num, width = hidden.shape
+    size = unembedding.shape[0 if static.transposed else 1]
+    problem = Problem(num, width, size, hidden.dtype, bias is not None)
+    blocks = choose_blocks(problem, static).forward
+    rows = mosaic.split_rows(num, blocks.rows, mask)
+    scale = inverse_temperature * (static.softcap or 1.0)
+    inside = (tokens >= 0) & (tokens < size)
+    vector = pl.BlockSpec((1, 1, blocks.rows), lambda i, j, order, whole: (order[i], 0, 0))
+    weights = weights_of(unembedding, bias, blocks, static, lambda i, j: j)
+    names = ("peak", "log_sum", "chosen") + (("entropy",) if static.entropy else ())
+    per_lane = pltpu.VMEM((blocks.rows, LANES), jnp.float32)
+    out = pl.pallas_call(
+        functools.partial(_kernel, size=size, blocks=blocks, static=static),
+        name="linear_token_stats_forward",
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=2,
+            grid=(rows.count, pl.cdiv(size, blocks.vocabulary)),
+            in_specs=[
+                pl.BlockSpec(memory_space=pltpu.SMEM),
+                vector,
+                pl.BlockSpec((blocks.rows, width), lambda i, j, order, whole: (order[i], 0)),
+                weights.specs,
+            ],
+            out_specs={name: vector for name in names},
+            scratch_shapes=[
+                {name: per_lane for name in mosaic_online.names(static.entropy)},
+                pltpu.VMEM((blocks.rows, LANES), jnp.int32),
+            ],
+        ),
+        out_shape={
+            name: jax.ShapeDtypeStruct((rows.valid.shape[0], 1, blocks.rows), jnp.float32)
+            for name in names
+        },
+        compiler_params=mosaic.compiler_params(),
+        interpret=static.interpret,
+    )(
+        rows.order,
+        rows.whole,
+        scale.reshape(1),
+        mosaic.cut(jnp.where(inside, tokens, -1), rows),
+        hidden,
+        weights.arrays,
+    )
+    fields = {name: mosaic.join(each, rows, mask) for name, each in out.items()}
+    return ShardStats(**{"entropy": None, **fields})
+
+
+def _kernel(
+    order: Any,
+    whole: Any,
+    scale_ref: Any,
+    tokens_ref: Any,
+    hidden_ref: Any,
+    weights: Weights,
+    out: dict[str, Any],
+    carried: dict[str, Any],
+    places_ref: Any,
+    *,
+    size: int,
+    blocks: Blocks,
+    static: Static,
+) -> None:
+    j, last = pl.program_id(1), pl.num_programs(1) - 1
+    scale = scale_ref[0]
+
+    @pl.when(j == 0)
+    def _begin() -> None:
+        mosaic_online.begin(carried, places_ref, tokens_ref[0])
+
+    def visit(edge: bool) -> None:
+        state = {name: ref[...] for name, ref in carried.items()}
+        places = places_ref[...] - j * blocks.vocabulary
+        rows = hidden_ref[...]
+        for first, width in mosaic.strips(blocks):
+            vocabulary = Vocabulary(first, width, size - j * blocks.vocabulary if edge else None)
+            logits = raw_logits(rows, weights, vocabulary, static)
+            state = mosaic_online.update(
+                state, logits, places - first, scale * LOG2E, static.entropy
+            )
+        for name, ref in carried.items():
+            ref[...] = state[name]
+
+    mosaic.if_edge(j == last if size % blocks.vocabulary else False, visit)
+
+    @pl.when(j == last)
+    def _finish() -> None:
+        mosaic_online.join_lanes({name: ref[...] for name, ref in carried.items()}, scale, out)
