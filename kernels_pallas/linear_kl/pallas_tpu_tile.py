@@ -1,0 +1,85 @@
+"""Tiles of logits of two models, and block sizes."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+
+from kernels_pallas import mosaic
+from kernels_pallas.mosaic import LANES, Blocks
+from kernels_pallas.records import KLStatic
+
+
+class Config(NamedTuple):
+    """Block sizes of the three kernels."""
+
+    forward: Blocks
+    d_hidden: Blocks
+    d_unembedding: Blocks
+
+
+class Sides(NamedTuple):
+    """What a kernel knows of p and q."""
+
+    transposed: tuple[bool, bool]
+    hidden: list[pl.BlockSpec]
+    weights: list[pl.BlockSpec]
+    size: int  # V
+    grid: tuple[int, int]
+    row: Callable[..., Any]  # the number of the block of rows, of a place in the grid
+    column: Callable[..., Any]
+
+
+def choose_blocks(of_p: Any, of_q: Any, static: KLStatic) -> Config:
+    if static.config is not None:
+        return static.config
+    width = sum(mosaic.round_up(pair[0].shape[1], LANES) for pair in (of_p, of_q))
+    itemsize = max(x.dtype.itemsize for pair in (of_p, of_q) for x in pair)
+    shape = (len(of_p[0]), of_p[1].shape[0 if static.transposed_p else 1])
+
+    def forward(blocks: Blocks) -> int:
+        inputs = 2 * (blocks.rows + blocks.vocabulary) * width * itemsize
+        return inputs + blocks.rows * 4 * (14 * LANES + 6 * blocks.strip)
+
+    def d_hidden(blocks: Blocks) -> int:
+        return forward(blocks) + blocks.rows * width * (2 * itemsize + 8)
+
+    def d_unembedding(blocks: Blocks) -> int:
+        return forward(blocks) + blocks.vocabulary * width * (2 * itemsize + 8)
+
+    wanted, least = Blocks(512, 1024, 256), Blocks(32, LANES, LANES)
+    return Config(
+        *(mosaic.fit(wanted, least, shape, cost) for cost in (forward, d_hidden, d_unembedding))
+    )
+
+
+def clean(array: Array, exists: Array) -> Array:
+    return jnp.where(exists, array, jnp.zeros_like(array))
+
+
+def strip_of(ref: Any, transposed: bool, first: int, width: int, limit: Any) -> Any:
+    """Weights of a strip in their own layout, 0 beyond the end, and their place in the block."""
+    columns = pl.ds(first, width)
+    at = (columns, slice(None)) if transposed else (slice(None), columns)
+    strip = ref[at]
+    if limit is None:
+        return strip, at
+    places = lax.broadcasted_iota(jnp.int32, strip.shape, 0 if transposed else 1)
+    return clean(strip, places < limit - first), at
+
+
+def logits_of(
+    rows: list[Array], weights: Any, transposed: Any, first: int, width: int, limit: Any
+) -> list[Array]:
+    """[rows, width] float32 of both sides; -inf beyond the end of the vocabulary."""
+    both = []
+    for x, ref, flipped in zip(rows, weights, transposed):
+        strip, _ = strip_of(ref, flipped, first, width, limit)
+        logits = mosaic.product(x, strip, 1, 1 if flipped else 0)
+        if limit is not None:
+            columns = lax.broadcasted_iota(jnp.int32, logits.shape, 1)
+            logits = jnp.where(columns < limit - first, logits, -jnp.inf)
+        both.append(logits)
+    return both
