@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import tpu as pltpu
 
 from kernels_pallas.linear_token_stats import pallas_tpu
 from kernels_pallas.linear_token_stats.pallas_tpu_tile import Config
@@ -118,3 +119,81 @@ def test_ragged_vocabulary_and_rows(size, transposed):
 def test_softcap_entropy_and_dtype(softcap, entropy, dtype):
     inputs, exact = case(64, 32, 512, dtype=dtype)
     compare(inputs, exact, Static(False, softcap, entropy, SMALL, True), 1.3)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_masked_rows_are_never_read(transposed):
+    """Whole blocks of them, first, between and last, and single ones; all NaN."""
+    num = 32 * 4
+    (hidden, unembedding, tokens, _, bias), exact = case(
+        num, 24, 300, transposed=transposed, bias=True
+    )
+    mask = np.ones(num, bool)
+    mask[:32] = mask[64:96] = False
+    mask[[40, 127]] = False
+    poisoned = jnp.where(mask[:, None], hidden, jnp.nan)
+    wild = jnp.where(mask, tokens, 2**30)
+    inputs = (poisoned, unembedding, wild, jnp.asarray(mask), bias)
+    static = Static(transposed, None, True, SMALL, True)
+    stats, grads, abc = run_both(inputs, static)
+    assert all((np.asarray(x)[~mask] == 0).all() for x in stats)
+    assert (grads[0][~mask] == 0).all()
+    expected = gradients([exact[0] * mask[:, None], *exact[1:]], tokens, abc)
+    expected = (expected[0], expected[1].T if transposed else expected[1], expected[2])
+    for ours, theirs in zip(grads, expected):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
+
+
+def test_nothing_to_do():
+    inputs, _ = case(64, 24, 300)
+    inputs = (*inputs[:3], jnp.zeros(64, bool), None)
+    stats, grads, _ = run_both(inputs, Static(False, None, True, SMALL, True))
+    assert all((np.asarray(x) == 0).all() for x in (*stats, *grads[:2]))
+
+
+def test_forbidden_tokens_count_nothing():
+    """-inf in whole blocks of the vocabulary, the first too, and huge negative logits."""
+    (hidden, unembedding, tokens, mask, bias), exact = case(33, 24, 700, bias=True)
+    forbidden = np.r_[0:300, 512:700]
+    bias, exact[2] = bias.at[forbidden].set(-jnp.inf), exact[2].copy()
+    exact[2][forbidden] = -np.inf
+    tokens = jnp.clip(tokens, 300, 511).at[0].set(5)
+    static = Static(False, None, True, SMALL, True)
+    inputs = (hidden, unembedding, tokens, mask, bias)
+    stats, _ = compare(inputs, exact, static)
+    assert stats.chosen[0] == -np.inf
+
+
+def test_a_row_with_nothing_but_minus_infinity():
+    (hidden, unembedding, tokens, mask, _), _ = case(3, 24, 300)
+    bias = jnp.full(300, -jnp.inf)
+    inputs = (hidden, unembedding, tokens, mask, bias)
+    stats, grads, _ = run_both(inputs, Static(False, None, True, SMALL, True))
+    assert (stats.log_sum == -np.inf).all()
+    assert all(np.isfinite(x).all() for x in grads)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("mode", ["eager", "on_wait"])
+def test_no_races_on_two_cores(mode, transposed):
+    inputs, exact = case(64, 16, 300, transposed=transposed, bias=True)
+    interpret = pltpu.InterpretParams(
+        detect_races=True,
+        dma_execution_mode=mode,
+        num_cores_or_threads=2,
+        uninitialized_memory="nan",
+    )
+    try:
+        compare(inputs, exact, Static(transposed, None, True, SMALL, interpret))
+        assert not races_found()
+    finally:
+        pltpu.reset_tpu_interpret_mode_state()
+
+
+def races_found():
+    """What the interpreter of jax 0.10 leaves behind; later ones raise."""
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+
+    races = getattr(interpret_pallas_call, "races", None)
+    return races is not None and races.races_found
