@@ -90,7 +90,7 @@ def vmem_bytes() -> int:
 def compiler_params() -> pltpu.CompilerParams:
     """The first axis of the grid may be shared by cores; the second carries sums."""
     return pltpu.CompilerParams(
-        dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=vmem_bytes() * 15 // 16
+        dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=vmem_bytes() * 3 // 4
     )
 
 

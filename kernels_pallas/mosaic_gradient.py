@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from kernels_pallas import mosaic
-from kernels_pallas.mosaic import LANES, LN2, LOG2E, LOWEST, Rows
+from kernels_pallas.mosaic import LANES, LN2, LOG2E, Rows
+from kernels_pallas.records import NEVER
 
 FIELDS = ("peak", "log_sum", "a", "b", "c", "valid")
 
@@ -34,7 +35,7 @@ def d_logits(
     log_p = (logits - fields["peak"]) * scale - fields["log_sum"]  # to base 2
     slope = fields["a"]
     if "b" in fields:
-        log_p = jnp.maximum(log_p, LOWEST)
+        log_p = jnp.maximum(log_p, NEVER)  # 0 · (-inf) must not arise
         slope = slope + fields["b"] * log_p
     gradient = jnp.exp2(log_p) * slope
     gradient = jnp.where(hit, gradient + fields["c"], gradient)
