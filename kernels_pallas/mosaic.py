@@ -4,6 +4,7 @@ Vectors [N] travel as [blocks, 1, rows], so that a block of any number of rows i
 kernel that wants them down the rows of a tile turns them once per block (`down`).
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +12,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+
+from kernels_pallas.blocks import vary_like
 
 LANES = 128
 LOG2E = 1.4426950408889634
@@ -27,27 +30,51 @@ class Blocks(NamedTuple):
     strip: int
 
 
-class Rows(NamedTuple):
-    """Which blocks of rows are visited: those without a row of the mask come last, unvisited."""
+class Visits(NamedTuple):
+    """Which blocks of rows a masked kernel sees: those without a row of the mask come last.
 
-    order: Array  # int32 [blocks]
-    whole: Array  # int32 [blocks]: 1 where every row counts, by number of the block
-    count: Any  # int, or int32 [] where there is a mask: at least 1
-    valid: Array  # float32 [blocks, rows]: 1 where the row counts
+    Known when the kernel runs, so it costs a table that the grid reads ahead. Without a mask there
+    is none.
+    """
+
+    order: Any  # int32 [blocks]
+    whole: Any  # int32 [blocks]: 1 where every row counts, by number of the block
+
+
+class Rows(NamedTuple):
     num: int  # N
+    visits: Visits | None  # None: every block, one after the other
+    count: Any  # of visited blocks; int, or int32 [] where there is a mask: at least 1
+    valid: Array  # float32 [blocks, rows]: 1 where the row counts
 
 
 def split_rows(num: int, size: int, mask: Array | None) -> Rows:
     blocks = pl.cdiv(num, size)
     valid = jnp.ones(num, jnp.bool_) if mask is None else mask
     valid = jnp.pad(valid, (0, blocks * size - num)).reshape(blocks, size)
-    order, count = jnp.arange(blocks, dtype=jnp.int32), blocks
-    if mask is not None:
-        active = jnp.any(valid, axis=1)
-        order = jnp.argsort(~active, stable=True).astype(jnp.int32)
-        count = jnp.maximum(jnp.sum(active, dtype=jnp.int32), 1)
+    if mask is None:
+        return Rows(num, None, blocks, valid.astype(jnp.float32))
+    active = jnp.any(valid, axis=1)
+    order = jnp.argsort(~active, stable=True).astype(jnp.int32)
+    count = jnp.maximum(jnp.sum(active, dtype=jnp.int32), 1)
     whole = jnp.all(valid, axis=1).astype(jnp.int32)
-    return Rows(order, whole, count, valid.astype(jnp.float32), num)
+    return Rows(num, Visits(order, whole), count, valid.astype(jnp.float32))
+
+
+def visited(i: Any, visits: Visits | None) -> Any:
+    """The number of the block of rows that is visited as the i-th."""
+    return i if visits is None else visits.order[i]
+
+
+def is_edge(i: Any, j: Any, visits: Visits | None, shape: tuple[int, int], blocks: Blocks) -> Any:
+    """Whether a tile of [N, V] has rows or columns to leave out; False where none has."""
+    num, size = shape
+    edge = False
+    if size % blocks.vocabulary:
+        edge = j == size // blocks.vocabulary
+    if visits is not None:
+        return edge | (visits.whole[visits.order[i]] == 0)
+    return edge | (i == num // blocks.rows) if num % blocks.rows else edge
 
 
 def cut(vector: Array, rows: Rows) -> Array:
@@ -80,40 +107,71 @@ def product(x: Array, y: Array, x_axis: int, y_axis: int) -> Array:
 
 
 def vmem_bytes() -> int:
-    """On-chip memory of the TPU at hand; elsewhere that of the smallest."""
+    """Of the TPU at hand; elsewhere, where kernels are interpreted, that of the larger ones."""
     try:
         return pltpu.get_tpu_info().vmem_capacity_bytes
-    except ValueError:  # not a TPU: a kernel is interpreted
-        return 16 * MIB
+    except ValueError:  # not a TPU
+        return 128 * MIB
+
+
+def wide_matrix_unit() -> bool:
+    """Chips that multiply so fast that blocks of 512 rows would wait for memory."""
+    try:
+        return pltpu.get_tpu_info().mxu_column_size > 128
+    except ValueError:
+        return False
 
 
 def compiler_params() -> pltpu.CompilerParams:
     """The first axis of the grid may be shared by cores; the second carries sums."""
     return pltpu.CompilerParams(
-        dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=vmem_bytes() * 3 // 4
+        dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=vmem_bytes() // 2
     )
+
+
+def call(kernel: Callable[..., None], out: Any, interpret: Any, **options: Any) -> Any:
+    """pallas_call, also in `shard_map`: results vary over the mesh axes that some input does."""
+
+    def run(*operands: Any) -> Any:
+        operands = vary_like(operands, operands)
+        axes = jax.typeof(jax.tree.leaves(operands)[0]).manual_axis_type
+        shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=axes), out
+        )
+        return pl.pallas_call(
+            kernel,
+            out_shape=shapes,
+            compiler_params=compiler_params(),
+            interpret=interpret,
+            **options,
+        )(*operands)
+
+    return run
 
 
 def round_up(number: int, multiple: int) -> int:
     return pl.cdiv(number, multiple) * multiple
 
 
-def fit(wanted: Blocks, smallest: Blocks, shape: tuple[int, int], cost: Any) -> Blocks:
+def fit(wanted: Blocks, smallest: Blocks, shape: tuple[int, int], cost: Any) -> Blocks | None:
     """The wanted blocks, no larger than the problem, halved until `cost` in bytes fits.
 
     shape is (N, V). The larger of rows and vocabulary is halved first, so that tiles stay square.
+    None if not even the smallest fit.
     """
     rows = min(wanted.rows, round_up(shape[0], smallest.rows))
     vocabulary = min(wanted.vocabulary, round_up(shape[1], smallest.vocabulary))
     while True:
         blocks = Blocks(rows, vocabulary, min(wanted.strip, vocabulary))
-        can_rows, can_vocabulary = rows > smallest.rows, vocabulary > smallest.vocabulary
-        if cost(blocks) <= vmem_bytes() * 7 // 8 or not (can_rows or can_vocabulary):
+        if cost(blocks) <= vmem_bytes() * 0.45:  # the compiler doubles what it is allowed
             return blocks
+        can_rows, can_vocabulary = rows > smallest.rows, vocabulary > smallest.vocabulary
         if can_vocabulary and (vocabulary >= rows or not can_rows):
             vocabulary = max(round_up(vocabulary // 2, LANES), smallest.vocabulary)
-        else:
+        elif can_rows:
             rows = max(round_up(rows // 2, smallest.rows), smallest.rows)
+        else:
+            return None
 
 
 def strips(blocks: Blocks) -> list[tuple[int, int]]:
@@ -124,9 +182,9 @@ def strips(blocks: Blocks) -> list[tuple[int, int]]:
     ]
 
 
-def if_edge(is_edge: Any, body: Any) -> None:
+def if_edge(edge: Any, body: Any) -> None:
     """Runs body(edge=...): a copy without masks inside, and one with them at the edges."""
-    if is_edge is False:
+    if edge is False:
         body(edge=False)
     else:
-        jax.lax.cond(is_edge, lambda: body(edge=True), lambda: body(edge=False))
+        jax.lax.cond(edge, lambda: body(edge=True), lambda: body(edge=False))

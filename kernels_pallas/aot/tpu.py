@@ -2,7 +2,8 @@
 
 Needs libtpu (`make aot` sets up an environment), but no TPU. `cycles` are those of the final
 schedule, of all kernels of a program; `ratio` divides them by those of a plain Pallas matmul of
-[N, D] · [D, V] in the same dtype by the same compiler, once per 2NDV flops of the program.
+[N, D] · [D, V] in the same dtype by the same compiler, once per 2NDV flops of the program, and
+`utilisation` is the share of these cycles that the matrix units would need at their peak.
 The schedule knows nothing of waiting for memory, and counts code at the edges in every step.
 """
 
@@ -25,6 +26,20 @@ CHIPS = {  # topology of one chip (v4, v5p: the smallest there is), name of the 
     "v6e": ("v6e:1x1", "TPU v6 lite"),
     "tpu7x": ("tpu7x:1x1x1", "TPU7x"),
 }
+TWO_CHIPS = {name: place for name, (place, _) in CHIPS.items()} | {
+    "v5e": "v5e:2x2",
+    "v6e": "v6e:2x2",
+    "tpu7x": "tpu7x:2x2x1",
+}
+# Of bfloat16, of one core: matrix units, their width squared, 2.
+FLOPS_PER_CYCLE = {
+    "v4": 2**17,
+    "v5e": 2**17,
+    "v5p": 2**17,
+    "v6e": 2**19,
+    "tpu7x": 2**19,
+}
+SHARDED = "linear_token_stats forward, vocabulary over two chips"
 RATIOS = Path(__file__).parent / "ratios.json"
 MEMORY_LIMIT = 16 * 2**30  # of address space: a schedule of a large program can take all there is
 
@@ -36,14 +51,20 @@ def available() -> bool:
 def rows(only: str = "", chips: tuple[str, ...] = tuple(CHIPS)) -> Iterator[dict[str, Any]]:
     """One row per program and chip whose "chip program" matches the expression `only`.
 
-    libtpu reads its flags when it loads: each chip has a process of its own. What kills that
-    process is a row with an error too.
+    libtpu reads its flags when it loads: each chip has a process of its own, and programs that the
+    profiler cannot follow another one. What kills a process is a row with an error too.
     """
+    from kernels_pallas.aot.tpu_programs import programs
+
     for chip in chips:
-        yield from _rows_of_chip(chip, only)
+        chosen = [each for each in programs() if re.search(only, f"{chip} {each.name()}")]
+        for profiled in {each.is_profiled for each in chosen}:
+            yield from _rows_of_process(chip, only, profiled)
+        if re.search(only, f"{chip} {SHARDED}"):
+            yield from _rows_of_process(chip, SHARDED, False)
 
 
-def _rows_of_chip(chip: str, only: str) -> Iterator[dict[str, Any]]:
+def _rows_of_process(chip: str, only: str, profiled: bool) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {
             "JAX_PLATFORMS": "cpu",
@@ -52,17 +73,21 @@ def _rows_of_chip(chip: str, only: str) -> Iterator[dict[str, Any]]:
             "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # these three only silence warnings
             "TPU_WORKER_HOSTNAMES": "localhost",
             "TPU_WORKER_ID": "0",
-            "LIBTPU_INIT_ARGS": f"--xla_jf_dump_static_llo_profile_to={folder}/profile",
         }
-        command = [sys.executable, "-m", "kernels_pallas.aot.tpu", folder, chip, only]
+        if profiled:
+            flag = f"--xla_jf_dump_static_llo_profile_to={folder}"
+            environment["LIBTPU_INIT_ARGS"] = flag
+        command = [sys.executable, "-m", "kernels_pallas.aot.tpu", chip, only]
+        command += [folder] if profiled else []
         with subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, text=True
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                yield json.loads(line)
+            said, complaint = process.communicate()
+        yield from (json.loads(line) for line in said.splitlines())
         if process.returncode:
-            yield {"chip": chip, "program": "", "error": f"ended with {process.returncode}"}
+            lines = complaint.strip().splitlines() or [""]
+            error = f"compiling ended with {process.returncode}: {lines[0]}"
+            yield {"chip": chip, "program": only, "error": error}
 
 
 def compile_for(chip: str, function: Any, arguments: Any) -> Any:
@@ -92,35 +117,81 @@ def read_cycles(folder: Path) -> int:
     return cycles
 
 
-def _row(chip: str, program: Any, profiles: Path) -> dict[str, Any]:
+def _row(chip: str, program: Any, profiles: Path | None) -> dict[str, Any]:
     row: dict[str, Any] = {"chip": chip, "program": program.name()}
-    read_cycles(profiles)
+    if profiles:
+        read_cycles(profiles)
     try:
         memory = compile_for(chip, *program.build()).memory_analysis()
     except Exception as error:
         return row | {"error": str(error).strip().splitlines()[0]}
+    row |= {"temporary": memory.temp_size_in_bytes, "peak": memory.peak_memory_in_bytes}
+    return row | ({"cycles": read_cycles(profiles)} if profiles else {})
+
+
+def _sharded_row(chip: str) -> dict[str, Any]:
+    """The public function with the vocabulary over two chips: what they send each other."""
+    import jax
+    from jax.experimental import topologies
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from kernels_pallas import linear_token_stats
+
+    num, width, size = 1024, 512, 4096
+    topology = topologies.get_topology_desc(TWO_CHIPS[chip], platform="tpu")
+    mesh = jax.sharding.Mesh(topology.devices[:2], ("vocabulary",))
+    specs = (PartitionSpec(), PartitionSpec(None, "vocabulary"), PartitionSpec())
+    shapes = (((num, width), "bfloat16"), ((width, size), "bfloat16"), ((num,), "int32"))
+    arguments = [
+        jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+        for (shape, dtype), spec in zip(shapes, specs)
+    ]
+
+    def stats(*arguments: Any) -> Any:
+        return linear_token_stats(*arguments, vocab_axis="vocabulary", implementation="pallas_tpu")
+
+    function = jax.shard_map(stats, mesh=mesh, in_specs=specs, out_specs=PartitionSpec())
+    row: dict[str, Any] = {"chip": chip, "program": SHARDED}
+    try:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            compiled = jax.jit(function).lower(*arguments).compile()
+    except Exception as error:
+        return row | {"error": str(error).strip().splitlines()[0]}
+    text, memory = compiled.as_text(), compiled.memory_analysis()
+    sent = {
+        name: len(re.findall(rf" {name}(?:-start)?\(", text))
+        for name in ("all-reduce", "all-gather", "collective-permute", "all-to-all")
+    }
     return row | {
         "temporary": memory.temp_size_in_bytes,
         "peak": memory.peak_memory_in_bytes,
-        "cycles": read_cycles(profiles),
+        "sent": {name: count for name, count in sent.items() if count},
     }
 
 
-def _main(folder: str, chip: str, only: str) -> None:
+def _main(chip: str, only: str, folder: str = "") -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
-    from kernels_pallas.aot.tpu_programs import matmul_of, programs
+    from kernels_pallas.aot.tpu_programs import Matmul, programs
 
-    profiles, plain = Path(folder) / "profile", {}
+    if only == SHARDED:
+        print(json.dumps(_sharded_row(chip)))
+        return
+    profiles, plain = Path(folder) if folder else None, {}
     for program in programs():
+        if program.is_profiled != bool(folder):
+            continue
         if not re.search(only, f"{chip} {program.name()}"):
             continue
         row = _row(chip, program, profiles)
-        matmul = matmul_of(program)
-        if "cycles" in row and matmul is not None:
+        if "cycles" in row and program.matmuls:
+            matmul = Matmul(program.shape, program.dtype)
             if matmul not in plain:
                 plain[matmul] = _row(chip, matmul, profiles).get("cycles")
             if plain[matmul]:
                 row["ratio"] = round(row["cycles"] / (program.matmuls * plain[matmul]), 4)
+                num, width, size = program.shape
+                ideal = 2 * program.matmuls * num * width * size / FLOPS_PER_CYCLE[chip]
+                row["utilisation"] = round(ideal / row["cycles"], 4)
         print(json.dumps(row), flush=True)
 
 

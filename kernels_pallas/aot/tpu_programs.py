@@ -9,46 +9,66 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from kernels_pallas import mosaic
-from kernels_pallas.records import Static
+from kernels_pallas.records import KLStatic, KLStats, Static
 
 Build = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
-class LinearStats(NamedTuple):
-    """One direction of linear_token_stats."""
+class Program(NamedTuple):
+    """One direction of a kernel."""
 
-    direction: str
-    shape: tuple[int, int, int]  # N, D, V
+    kernel: str
+    direction: str  # forward or backward
+    shape: tuple[int, int, int]  # N, D (0: logits are given), V
     dtype: str = "bfloat16"
-    transposed: bool = False
-    options: bool = False  # mask, bias and softcap
+    variant: str = ""  # "[D,V]", "[V,D]", "options" (mask, bias and softcap), or ""
+
+    def name(self) -> str:
+        sizes = "x".join(str(n) for n in self.shape if n)
+        parts = (self.kernel, self.direction, sizes, self.dtype, self.variant)
+        return " ".join(part for part in parts if part)
 
     @property
     def matmuls(self) -> int:
-        return 1 if self.direction == "forward" else 4
+        """Products of [N, D] and [D, V] in it; 0 for kernels on logits."""
+        if not self.shape[1]:
+            return 0
+        sides = 2 if self.kernel == "linear_kl" else 1
+        return sides * (1 if self.direction == "forward" else 4)
 
-    def name(self) -> str:
-        sizes = "x".join(str(n) for n in self.shape)
-        layout = "[V,D]" if self.transposed else "[D,V]"
-        parts = ("linear_token_stats", self.direction, sizes, self.dtype, layout)
-        return " ".join(parts + (("options",) if self.options else ()))
+    @property
+    def is_profiled(self) -> bool:
+        """The profiler cannot follow what a mask needs: blocks of rows whose order is data."""
+        return self.variant != "options"
 
     def build(self) -> Build:
-        module = import_module("kernels_pallas.linear_token_stats.pallas_tpu")
+        """The function and the shapes of its arguments."""
         num, width, size = self.shape
-        static = Static(self.transposed, 30.0 if self.options else None, True, None, False)
-        vector = jax.ShapeDtypeStruct((num,), jnp.float32)
-        arguments: tuple[Any, ...] = (
-            jax.ShapeDtypeStruct((num, width), self.dtype),
-            jax.ShapeDtypeStruct((size, width) if self.transposed else (width, size), self.dtype),
-            jax.ShapeDtypeStruct((num,), jnp.int32),
-            jax.ShapeDtypeStruct((num,), jnp.bool_) if self.options else None,
-            jax.ShapeDtypeStruct((size,), jnp.float32) if self.options else None,
-            jax.ShapeDtypeStruct((), jnp.float32),
+        function = getattr(
+            import_module(f"kernels_pallas.{self.kernel}.pallas_tpu"), self.direction
         )
-        if self.direction == "backward":
-            arguments += (vector,) * 5
-        function = getattr(module, self.direction)
+        transposed, options = self.variant == "[V,D]", self.variant == "options"
+
+        def array(*sizes: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(sizes, dtype)
+
+        vector, logits = array(num), array(num, size, dtype=self.dtype)
+        unembedding = array(*((size, width) if transposed else (width, size)), dtype=self.dtype)
+        pair = (array(num, width, dtype=self.dtype), unembedding)
+        if "kl" in self.kernel:
+            static: Any = KLStatic(transposed, transposed, None, False)
+            arguments: tuple[Any, ...] = (pair, pair) if width else (logits, logits)
+            more: tuple[Any, ...] = (KLStats(*[vector] * len(KLStats._fields)), vector)
+        else:
+            static = Static(transposed, 30.0 if options else None, True, None, False)
+            tokens, scale = array(num, dtype=jnp.int32), array()
+            if width:
+                mask = array(num, dtype=jnp.bool_) if options else None
+                arguments = (*pair, tokens, mask, array(size) if options else None, scale)
+            else:
+                arguments = (logits, tokens, scale)
+            more = (vector,) * 5
+        arguments += more if self.direction == "backward" else ()
         return lambda *arguments: function(*arguments, static), arguments
 
 
@@ -86,18 +106,26 @@ class Matmul(NamedTuple):
         return matmul, tuple(jax.ShapeDtypeStruct(shape, self.dtype) for shape in shapes)
 
 
-def matmul_of(program: LinearStats) -> Matmul | None:
-    return None if program.options else Matmul(program.shape, program.dtype)
+QUICK = (1024, 2048, 4096)  # what every change is measured with
+GOAL = (2048, 2048, 16384)  # what the goals are measured with
+RAGGED = (1000, 1024, 5003)
 
 
-def programs() -> list[LinearStats]:
+def programs() -> list[Program]:
     listed = []
     for direction in ("forward", "backward"):
-        for transposed in (False, True):
-            listed.append(LinearStats(direction, (2048, 2048, 16384), transposed=transposed))
-            ragged = (1000, 2048, 50257)
-            listed.append(LinearStats(direction, ragged, transposed=transposed, options=True))
-        listed.append(LinearStats(direction, (512, 8192, 4096)))
-        listed.append(LinearStats(direction, (256, 64, 4096)))
-        listed.append(LinearStats(direction, (512, 1024, 4096), dtype="float32"))
+        for variant in ("[D,V]", "[V,D]"):
+            listed += [
+                Program("linear_token_stats", direction, shape, variant=variant)
+                for shape in (QUICK, GOAL)
+            ]
+            listed.append(Program("linear_kl", direction, (512, 1024, 2048), variant=variant))
+        listed.append(Program("linear_token_stats", direction, RAGGED, variant="options"))
+        listed.append(Program("linear_token_stats", direction, (512, 4096, 2048), variant="[D,V]"))
+        small = (256, 512, 2048)
+        for kernel in ("linear_token_stats", "linear_kl"):
+            listed.append(Program(kernel, direction, small, "float32", "[D,V]"))
+        for kernel in ("token_stats", "categorical_kl"):
+            listed.append(Program(kernel, direction, (1000, 0, 5003)))
+            listed.append(Program(kernel, direction, (256, 0, 4096), "float32"))
     return listed

@@ -25,7 +25,8 @@ def choose_blocks(shape: tuple[int, int], static: KLStatic) -> Blocks:
     def cost(blocks: Blocks) -> int:  # two read, two written, each twice
         return blocks.rows * (32 * blocks.vocabulary + 4 * (14 * LANES + 8 * blocks.strip))
 
-    return mosaic.fit(Blocks(256, 1024, 256), Blocks(32, LANES, LANES), shape, cost)
+    least = Blocks(32, LANES, LANES)
+    return mosaic.fit(Blocks(256, 1024, 256), least, shape, cost) or least
 
 
 def forward(logits_p: Array, logits_q: Array, static: KLStatic) -> KLStats:
@@ -35,19 +36,18 @@ def forward(logits_p: Array, logits_q: Array, static: KLStatic) -> KLStats:
     vector = pl.BlockSpec((1, 1, blocks.rows), lambda i, j: (i, 0, 0))
     tile = pl.BlockSpec((blocks.rows, blocks.vocabulary), lambda i, j: (i, j))
     per_lane = pltpu.VMEM((blocks.rows, LANES), jnp.float32)
-    out = pl.pallas_call(
+    out = mosaic.call(
         functools.partial(_forward_kernel, size=size, blocks=blocks),
+        {
+            name: jax.ShapeDtypeStruct((rows.count, 1, blocks.rows), jnp.float32)
+            for name in mosaic_divergence.FIELDS
+        },
+        static.interpret,
         name="categorical_kl_forward",
         grid=(rows.count, pl.cdiv(size, blocks.vocabulary)),
         in_specs=[tile, tile],
         out_specs={name: vector for name in mosaic_divergence.FIELDS},
         scratch_shapes=[{name: per_lane for name in mosaic_divergence.CARRIED}],
-        out_shape={
-            name: jax.ShapeDtypeStruct((rows.count, 1, blocks.rows), jnp.float32)
-            for name in mosaic_divergence.FIELDS
-        },
-        compiler_params=mosaic.compiler_params(),
-        interpret=static.interpret,
     )(logits_p, logits_q)
     return KLStats(**{name: mosaic.join(each, rows, None) for name, each in out.items()})
 
@@ -92,16 +92,15 @@ def backward(
     rows = mosaic.split_rows(num, blocks.rows, None)
     tile = pl.BlockSpec((blocks.rows, blocks.vocabulary), lambda i, j: (i, j))
     columns = pltpu.VMEM((blocks.rows, LANES), jnp.float32)
-    d_p, d_q = pl.pallas_call(
+    d_p, d_q = mosaic.call(
         functools.partial(_backward_kernel, blocks=blocks),
+        [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (logits_p, logits_q)],
+        static.interpret,
         name="categorical_kl_backward",
         grid=(rows.count, pl.cdiv(size, blocks.vocabulary)),
         in_specs=[pl.BlockSpec((1, 8, blocks.rows), lambda i, j: (i, 0, 0)), tile, tile],
         out_specs=[tile, tile],
         scratch_shapes=[{name: columns for name in (*mosaic_divergence.PACKED, "valid")}],
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (logits_p, logits_q)],
-        compiler_params=mosaic.compiler_params(),
-        interpret=static.interpret,
     )(mosaic_divergence.pack(stats, g, rows), logits_p, logits_q)
     return d_p, d_q
 

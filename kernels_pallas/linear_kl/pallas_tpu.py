@@ -21,13 +21,21 @@ from kernels_pallas.linear_kl.pallas_tpu_tile import (
     Sides,
     choose_blocks,
     clean,
+    config_of,
     logits_of,
     strip_of,
 )
-from kernels_pallas.mosaic import LANES, Blocks
+from kernels_pallas.mosaic import LANES, MIB, Blocks
 from kernels_pallas.records import KLStatic, KLStats
 
 Pair = tuple[Array, Array]
+
+
+def unsupported(*, dtype: Any, shape: tuple[int, int, int, int]) -> str | None:
+    if None in choose_blocks(shape, jnp.dtype(dtype).itemsize):
+        width, memory = shape[1] + shape[2], mosaic.vmem_bytes() // MIB
+        return f"sums of {width} columns need more than the {memory} MiB on the chip"
+    return None
 
 
 def _sides(of_p: Pair, of_q: Pair, static: KLStatic, blocks: Blocks, rows_first: bool) -> Sides:
@@ -55,24 +63,23 @@ def _sides(of_p: Pair, of_q: Pair, static: KLStatic, blocks: Blocks, rows_first:
 
 
 def forward(of_p: Pair, of_q: Pair, static: KLStatic) -> KLStats:
-    blocks = choose_blocks(of_p, of_q, static).forward
+    blocks = config_of(of_p, of_q, static).forward
     sides = _sides(of_p, of_q, static, blocks, rows_first=True)
     rows = mosaic.split_rows(len(of_p[0]), blocks.rows, None)
     vector = pl.BlockSpec((1, 1, blocks.rows), lambda i, j: (i, 0, 0))
     per_lane = pltpu.VMEM((blocks.rows, LANES), jnp.float32)
-    out = pl.pallas_call(
+    out = mosaic.call(
         functools.partial(_forward_kernel, sides=sides, blocks=blocks),
+        {
+            name: jax.ShapeDtypeStruct((rows.count, 1, blocks.rows), jnp.float32)
+            for name in mosaic_divergence.FIELDS
+        },
+        static.interpret,
         name="linear_kl_forward",
         grid=sides.grid,
         in_specs=[sides.hidden, sides.weights],
         out_specs={name: vector for name in mosaic_divergence.FIELDS},
         scratch_shapes=[{name: per_lane for name in mosaic_divergence.CARRIED}],
-        out_shape={
-            name: jax.ShapeDtypeStruct((rows.count, 1, blocks.rows), jnp.float32)
-            for name in mosaic_divergence.FIELDS
-        },
-        compiler_params=mosaic.compiler_params(),
-        interpret=static.interpret,
     )([of_p[0], of_q[0]], [of_p[1], of_q[1]])
     return KLStats(**{name: mosaic.join(each, rows, None) for name, each in out.items()})
 
@@ -105,7 +112,7 @@ def _forward_kernel(
 
 def backward(of_p: Pair, of_q: Pair, stats: KLStats, g: Array, static: KLStatic) -> Any:
     """((d_hidden_p, d_unembedding_p), (d_hidden_q, d_unembedding_q))."""
-    config = choose_blocks(of_p, of_q, static)
+    config = config_of(of_p, of_q, static)
     hidden, weights = [of_p[0], of_q[0]], [of_p[1], of_q[1]]
     results = []
     for rows_first, blocks in ((True, config.d_hidden), (False, config.d_unembedding)):
@@ -116,10 +123,12 @@ def backward(of_p: Pair, of_q: Pair, stats: KLStats, g: Array, static: KLStatic)
         column = pltpu.VMEM((blocks.rows, LANES), jnp.float32)
         edge = len(of_p[0]) % blocks.rows, sides.size % blocks.vocabulary
         results.append(
-            pl.pallas_call(
+            mosaic.call(
                 functools.partial(
                     _backward_kernel, sides=sides, blocks=blocks, rows_first=rows_first, ragged=edge
                 ),
+                {side: jax.ShapeDtypeStruct(x.shape, x.dtype) for side, x in zip("pq", arrays)},
+                static.interpret,
                 name="linear_kl_d_hidden" if rows_first else "linear_kl_d_unembedding",
                 grid=sides.grid,
                 in_specs=[packed, sides.hidden, sides.weights],
@@ -128,11 +137,6 @@ def backward(of_p: Pair, of_q: Pair, stats: KLStats, g: Array, static: KLStatic)
                     [pltpu.VMEM(spec.block_shape, jnp.float32) for spec in specs],
                     {name: column for name in (*mosaic_divergence.PACKED, "valid")},
                 ],
-                out_shape={
-                    side: jax.ShapeDtypeStruct(x.shape, x.dtype) for side, x in zip("pq", arrays)
-                },
-                compiler_params=mosaic.compiler_params(),
-                interpret=static.interpret,
             )(mosaic_divergence.pack(stats, g, rows), hidden, weights)
         )
     d_hidden, d_unembedding = results

@@ -15,9 +15,9 @@ from kernels_pallas.records import KLStatic
 class Config(NamedTuple):
     """Block sizes of the three kernels."""
 
-    forward: Blocks
-    d_hidden: Blocks
-    d_unembedding: Blocks
+    forward: Any  # Blocks
+    d_hidden: Any
+    d_unembedding: Any
 
 
 class Sides(NamedTuple):
@@ -32,12 +32,14 @@ class Sides(NamedTuple):
     column: Callable[..., Any]
 
 
-def choose_blocks(of_p: Any, of_q: Any, static: KLStatic) -> Config:
-    if static.config is not None:
-        return static.config
-    width = sum(mosaic.round_up(pair[0].shape[1], LANES) for pair in (of_p, of_q))
-    itemsize = max(x.dtype.itemsize for pair in (of_p, of_q) for x in pair)
-    shape = (len(of_p[0]), of_p[1].shape[0 if static.transposed_p else 1])
+def choose_blocks(
+    shape: tuple[int, int, int, int], itemsize: int, config: Config | None = None
+) -> Config:
+    """For (N, D_p, D_q, V). A kernel for which nothing fits on the chip has None for blocks."""
+    if config is not None:
+        return config
+    num, *widths, size = shape
+    width = sum(mosaic.round_up(each, LANES) for each in widths)
 
     def forward(blocks: Blocks) -> int:
         inputs = 2 * (blocks.rows + blocks.vocabulary) * width * itemsize
@@ -50,9 +52,15 @@ def choose_blocks(of_p: Any, of_q: Any, static: KLStatic) -> Config:
         return forward(blocks) + blocks.vocabulary * width * (2 * itemsize + 8)
 
     wanted, least = Blocks(512, 1024, 256), Blocks(32, LANES, LANES)
-    return Config(
-        *(mosaic.fit(wanted, least, shape, cost) for cost in (forward, d_hidden, d_unembedding))
-    )
+    costs = (forward, d_hidden, d_unembedding)
+    return Config(*(mosaic.fit(wanted, least, (num, size), cost) for cost in costs))
+
+
+def config_of(of_p: Any, of_q: Any, static: KLStatic) -> Config:
+    size = of_p[1].shape[0 if static.transposed_p else 1]
+    shape = (*of_p[0].shape, of_q[0].shape[1], size)
+    itemsize = max(x.dtype.itemsize for pair in (of_p, of_q) for x in pair)
+    return choose_blocks(shape, itemsize, static.config)
 
 
 def clean(array: Array, exists: Array) -> Array:

@@ -30,10 +30,18 @@ from kernels_pallas.linear_token_stats.pallas_tpu_tile import (
     raw_logits,
     weights_of,
 )
-from kernels_pallas.mosaic import LANES, LOG2E, Blocks
+from kernels_pallas.mosaic import LANES, LOG2E, MIB, Blocks, Visits
 from kernels_pallas.records import ShardStats, Static
 
-__all__ = ["backward", "forward"]
+__all__ = ["backward", "forward", "unsupported"]
+
+
+def unsupported(*, dtype: Any, shape: tuple[int, int, int]) -> str | None:
+    num, width, size = shape
+    if None in choose_blocks(Problem(num, width, size, dtype)):
+        memory = mosaic.vmem_bytes() // MIB
+        return f"sums of {width} columns need more than the {memory} MiB on the chip"
+    return None
 
 
 def forward(
@@ -48,25 +56,34 @@ def forward(
     """Statistics of one shard; see `differentiate.py` for shapes."""
     num, width = hidden.shape
     size = unembedding.shape[0 if static.transposed else 1]
-    problem = Problem(num, width, size, hidden.dtype, bias is not None)
-    blocks = choose_blocks(problem, static).forward
+    problem = Problem(num, width, size, hidden.dtype)
+    blocks = choose_blocks(problem, static.config).forward
     rows = mosaic.split_rows(num, blocks.rows, mask)
     scale = inverse_temperature * (static.softcap or 1.0)
     inside = (tokens >= 0) & (tokens < size)
-    vector = pl.BlockSpec((1, 1, blocks.rows), lambda i, j, order, whole: (order[i], 0, 0))
+    vector = pl.BlockSpec(
+        (1, 1, blocks.rows), lambda i, j, visits: (mosaic.visited(i, visits), 0, 0)
+    )
     weights = weights_of(unembedding, bias, blocks, static, lambda i, j: j)
     names = ("peak", "log_sum", "chosen") + (("entropy",) if static.entropy else ())
     per_lane = pltpu.VMEM((blocks.rows, LANES), jnp.float32)
-    out = pl.pallas_call(
+    out = mosaic.call(
         functools.partial(_kernel, size=size, blocks=blocks, static=static),
+        {
+            name: jax.ShapeDtypeStruct((rows.valid.shape[0], 1, blocks.rows), jnp.float32)
+            for name in names
+        },
+        static.interpret,
         name="linear_token_stats_forward",
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=2,
+            num_scalar_prefetch=1,
             grid=(rows.count, pl.cdiv(size, blocks.vocabulary)),
             in_specs=[
                 pl.BlockSpec(memory_space=pltpu.SMEM),
                 vector,
-                pl.BlockSpec((blocks.rows, width), lambda i, j, order, whole: (order[i], 0)),
+                pl.BlockSpec(
+                    (blocks.rows, width), lambda i, j, visits: (mosaic.visited(i, visits), 0)
+                ),
                 weights.specs,
             ],
             out_specs={name: vector for name in names},
@@ -75,15 +92,8 @@ def forward(
                 pltpu.VMEM((blocks.rows, LANES), jnp.int32),
             ],
         ),
-        out_shape={
-            name: jax.ShapeDtypeStruct((rows.valid.shape[0], 1, blocks.rows), jnp.float32)
-            for name in names
-        },
-        compiler_params=mosaic.compiler_params(),
-        interpret=static.interpret,
     )(
-        rows.order,
-        rows.whole,
+        rows.visits,
         scale.reshape(1),
         mosaic.cut(jnp.where(inside, tokens, -1), rows),
         hidden,
@@ -94,8 +104,7 @@ def forward(
 
 
 def _kernel(
-    order: Any,
-    whole: Any,
+    visits: Visits | None,
     scale_ref: Any,
     tokens_ref: Any,
     hidden_ref: Any,

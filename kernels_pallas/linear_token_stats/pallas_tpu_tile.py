@@ -38,9 +38,9 @@ class Vocabulary(NamedTuple):
 class Config(NamedTuple):
     """Block sizes of the three kernels."""
 
-    forward: Blocks
-    d_hidden: Blocks
-    d_unembedding: Blocks
+    forward: Any  # Blocks
+    d_hidden: Any
+    d_unembedding: Any
 
 
 class Problem(NamedTuple):
@@ -48,13 +48,15 @@ class Problem(NamedTuple):
     width: int
     size: int
     dtype: Any
-    bias: bool
 
 
-def choose_blocks(problem: Problem, static: Static) -> Config:
-    """Rows and columns enough to be bound by the matrix unit, and what fits on the chip."""
-    if static.config is not None:
-        return static.config
+def choose_blocks(problem: Problem, config: Config | None = None) -> Config:
+    """Rows and columns enough to be bound by the matrix unit, and what fits on the chip.
+
+    A kernel for which nothing fits has None in place of blocks.
+    """
+    if config is not None:
+        return config
     itemsize = jnp.dtype(problem.dtype).itemsize
     strip = 512 if itemsize == 2 else 256
     width = mosaic.round_up(problem.width, mosaic.LANES)
@@ -73,11 +75,11 @@ def choose_blocks(problem: Problem, static: Static) -> Config:
     def d_unembedding(blocks: Blocks) -> int:
         return forward(blocks) + blocks.vocabulary * width * (2 * itemsize + 8)
 
-    least = Blocks(32, mosaic.LANES, mosaic.LANES)
+    wanted, least = Blocks(512, 1024, strip), Blocks(32, mosaic.LANES, mosaic.LANES)
+    if mosaic.wide_matrix_unit():
+        wanted = wanted._replace(rows=1024)
     return Config(
-        mosaic.fit(Blocks(1024, 2048, strip), least, shape, forward),
-        mosaic.fit(Blocks(1024, 2048, strip), least, shape, d_hidden),
-        mosaic.fit(Blocks(1024, 1024, strip), least, shape, d_unembedding),
+        *(mosaic.fit(wanted, least, shape, x) for x in (forward, d_hidden, d_unembedding))
     )
 
 

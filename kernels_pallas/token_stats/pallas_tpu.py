@@ -24,7 +24,8 @@ def choose_blocks(shape: tuple[int, int], static: Static) -> Blocks:
     def cost(blocks: Blocks) -> int:  # read, written, and each twice
         return blocks.rows * (16 * blocks.vocabulary + 4 * (8 * LANES + 4 * blocks.strip))
 
-    return mosaic.fit(Blocks(256, 2048, 512), Blocks(32, LANES, LANES), shape, cost)
+    least = Blocks(32, LANES, LANES)
+    return mosaic.fit(Blocks(256, 2048, 512), least, shape, cost) or least
 
 
 def read_strip(logits_ref: Any, first: int, width: int, limit: Any) -> Array:
@@ -44,8 +45,10 @@ def forward(logits: Array, tokens: Array, inverse_temperature: Array, static: St
     vector = pl.BlockSpec((1, 1, blocks.rows), lambda i, j: (i, 0, 0))
     names = ("peak", "log_sum", "chosen") + (("entropy",) if static.entropy else ())
     per_lane = pltpu.VMEM((blocks.rows, LANES), jnp.float32)
-    out = pl.pallas_call(
+    out = mosaic.call(
         functools.partial(_forward_kernel, size=size, blocks=blocks, static=static),
+        {name: jax.ShapeDtypeStruct((rows.count, 1, blocks.rows), jnp.float32) for name in names},
+        static.interpret,
         name="token_stats_forward",
         grid=(rows.count, pl.cdiv(size, blocks.vocabulary)),
         in_specs=[
@@ -58,11 +61,6 @@ def forward(logits: Array, tokens: Array, inverse_temperature: Array, static: St
             {name: per_lane for name in mosaic_online.names(static.entropy)},
             pltpu.VMEM((blocks.rows, LANES), jnp.int32),
         ],
-        out_shape={
-            name: jax.ShapeDtypeStruct((rows.count, 1, blocks.rows), jnp.float32) for name in names
-        },
-        compiler_params=mosaic.compiler_params(),
-        interpret=static.interpret,
     )(inverse_temperature.reshape(1), mosaic.cut(tokens, rows), logits)
     fields = {name: mosaic.join(each, rows, None) for name, each in out.items()}
     return ShardStats(**{"entropy": None, **fields})
@@ -124,8 +122,10 @@ def backward(
     scales = (inverse_temperature, inverse_temperature)
     tile = pl.BlockSpec((blocks.rows, blocks.vocabulary), lambda i, j: (i, j))
     columns = pltpu.VMEM((blocks.rows, LANES), jnp.float32)
-    return pl.pallas_call(
+    return mosaic.call(
         functools.partial(_backward_kernel, blocks=blocks),
+        jax.ShapeDtypeStruct(logits.shape, logits.dtype),
+        static.interpret,
         name="token_stats_backward",
         grid=(rows.count, pl.cdiv(size, blocks.vocabulary)),
         in_specs=[
@@ -139,9 +139,6 @@ def backward(
             {name: columns for name in mosaic_gradient.names(b is not None)},
             pltpu.VMEM((blocks.rows, LANES), jnp.int32),
         ],
-        out_shape=jax.ShapeDtypeStruct(logits.shape, logits.dtype),
-        compiler_params=mosaic.compiler_params(),
-        interpret=static.interpret,
     )(
         (inverse_temperature * LOG2E).reshape(1),
         mosaic.cut(tokens, rows),
