@@ -75,12 +75,14 @@ def choose_blocks(problem: Problem, config: Config | None = None) -> Config:
     def d_unembedding(blocks: Blocks) -> int:
         return forward(blocks) + blocks.vocabulary * width * (2 * itemsize + 8)
 
-    wanted, least = Blocks(512, 1024, strip), Blocks(32, mosaic.LANES, mosaic.LANES)
-    if mosaic.wide_matrix_unit():
-        wanted = wanted._replace(rows=1024)
-    return Config(
-        *(mosaic.fit(wanted, least, shape, x) for x in (forward, d_hidden, d_unembedding))
+    least = Blocks(32, mosaic.LANES, mosaic.LANES)
+    rows = 1024 if mosaic.wide_matrix_unit() else 512
+    wanted = (
+        (Blocks(rows, 1024, strip), forward),
+        (Blocks(512, 1024, strip), d_hidden),
+        (Blocks(rows, 512, strip), d_unembedding),
     )
+    return Config(*(mosaic.fit(blocks, least, shape, cost) for blocks, cost in wanted))
 
 
 def weights_of(
