@@ -30,6 +30,14 @@ class Blocks(NamedTuple):
     strip: int
 
 
+class Config(NamedTuple):
+    """Block sizes of the three kernels of a linear layer; None where nothing fits on the chip."""
+
+    forward: Any  # Blocks
+    d_hidden: Any
+    d_unembedding: Any
+
+
 class Visits(NamedTuple):
     """Which blocks of rows a masked kernel sees: those without a row of the mask come last.
 

@@ -40,7 +40,8 @@ def d_logits(
     gradient = jnp.exp2(log_p) * slope
     gradient = jnp.where(hit, gradient + fields["c"], gradient)
     if softcap:
-        gradient = gradient * (1.0 - logits * logits)
+        tanh = jnp.maximum(logits, -1.0) if edge else logits  # -inf beyond the vocabulary
+        gradient = gradient * (1.0 - tanh * tanh)
     return jnp.where(fields["valid"] > 0, gradient, 0.0) if edge else gradient
 
 

@@ -8,16 +8,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from kernels_pallas import mosaic
-from kernels_pallas.mosaic import LANES, Blocks
+from kernels_pallas.mosaic import LANES, Blocks, Config
 from kernels_pallas.records import KLStatic
-
-
-class Config(NamedTuple):
-    """Block sizes of the three kernels."""
-
-    forward: Any  # Blocks
-    d_hidden: Any
-    d_unembedding: Any
 
 
 class Sides(NamedTuple):

@@ -8,7 +8,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from kernels_pallas import mosaic
-from kernels_pallas.mosaic import Blocks
+from kernels_pallas.mosaic import Blocks, Config
 from kernels_pallas.records import Static
 
 
@@ -33,14 +33,6 @@ class Vocabulary(NamedTuple):
 
     def exists(self, shape: tuple[int, int], axis: int) -> Array:
         return lax.broadcasted_iota(jnp.int32, shape, axis) < self.limit - self.first
-
-
-class Config(NamedTuple):
-    """Block sizes of the three kernels."""
-
-    forward: Any  # Blocks
-    d_hidden: Any
-    d_unembedding: Any
 
 
 class Problem(NamedTuple):

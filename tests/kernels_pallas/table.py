@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 import kernels_pallas
-from kernels_pallas import Blocks
+from kernels_pallas import Blocks, mosaic
+from kernels_pallas.mosaic import Config
 
 LINEAR = "linear_token_stats", "linear_kl"
 ON_LOGITS = "token_stats", "categorical_kl"
 STATIC = "softcap", "entropy", "vocab_axis", "implementation", "config", "interpret", "kind"
+TPU_BLOCKS = Config(*[mosaic.Blocks(32, 256, 128)] * 3)
 
 
 class Row(NamedTuple):
@@ -33,6 +35,10 @@ ROWS = {
     "xla in small blocks": Row("xla", LINEAR, ("small",), options={"config": Blocks(4, 128)}),
     "xla in its own blocks": Row("xla", LINEAR, ("large",)),
     "xla": Row("xla", ON_LOGITS),
+    "pallas_tpu in small blocks": Row(
+        "pallas_tpu", LINEAR, ("small",), options={"config": TPU_BLOCKS, "interpret": True}
+    ),
+    "pallas_tpu": Row("pallas_tpu", ON_LOGITS, options={"interpret": True}),
 }
 
 

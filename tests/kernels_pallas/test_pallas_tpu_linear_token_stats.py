@@ -7,8 +7,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from kernels_pallas.linear_token_stats import pallas_tpu
-from kernels_pallas.linear_token_stats.pallas_tpu_tile import Config
-from kernels_pallas.mosaic import Blocks
+from kernels_pallas.mosaic import Blocks, Config
 from kernels_pallas.records import Static
 
 SMALL = Config(*[Blocks(32, 256, 128)] * 3)
