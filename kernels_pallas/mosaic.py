@@ -130,10 +130,11 @@ def wide_matrix_unit() -> bool:
         return False
 
 
-def compiler_params() -> pltpu.CompilerParams:
+def compiler_params(shared: bool = True) -> pltpu.CompilerParams:
     """The first axis of the grid may be shared by cores; the second carries sums."""
     return pltpu.CompilerParams(
-        dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=vmem_bytes() // 2
+        dimension_semantics=("parallel" if shared else "arbitrary", "arbitrary"),
+        vmem_limit_bytes=vmem_bytes() // 2,
     )
 
 
@@ -146,10 +147,13 @@ def call(kernel: Callable[..., None], out: Any, interpret: Any, **options: Any) 
         shapes = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=axes), out
         )
+        grid = options["grid"] if "grid" in options else options["grid_spec"].grid
+        # The interpreter cannot share an axis whose length is data.
+        shared = isinstance(grid[0], int) or not interpret
         return pl.pallas_call(
             kernel,
             out_shape=shapes,
-            compiler_params=compiler_params(),
+            compiler_params=compiler_params(shared),
             interpret=interpret,
             **options,
         )(*operands)

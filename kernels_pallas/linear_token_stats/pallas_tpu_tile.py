@@ -71,7 +71,7 @@ def choose_blocks(problem: Problem, config: Config | None = None) -> Config:
     rows = 1024 if mosaic.wide_matrix_unit() else 512
     wanted = (
         (Blocks(rows, 1024, strip), forward),
-        (Blocks(512, 1024, strip), d_hidden),
+        (Blocks(rows, 1024, strip), d_hidden),
         (Blocks(rows, 512, strip), d_unembedding),
     )
     return Config(*(mosaic.fit(blocks, least, shape, cost) for blocks, cost in wanted))
