@@ -36,11 +36,6 @@ class Program(NamedTuple):
         sides = 2 if self.kernel == "linear_kl" else 1
         return sides * (1 if self.direction == "forward" else 4)
 
-    @property
-    def is_profiled(self) -> bool:
-        """The profiler cannot follow what a mask needs: blocks of rows whose order is data."""
-        return self.variant != "options"
-
     def build(self) -> Build:
         """The function and the shapes of its arguments."""
         num, width, size = self.shape

@@ -35,10 +35,8 @@ def d_hidden(
     rows = mosaic.split_rows(num, blocks.rows, mask)
     weights = weights_of(unembedding, bias, blocks, static, lambda i, j: j)
     tile = pl.BlockSpec((blocks.rows, width), lambda i, j, visits: (mosaic.visited(i, visits), 0))
-    # Blocks of masked rows are not visited: their zeros are there before.
-    zeros = None if mask is None else jnp.zeros_like(hidden)
     columns = pltpu.VMEM((blocks.rows, LANES), jnp.float32)
-    return mosaic.call(
+    out = mosaic.call(
         functools.partial(_kernel, shape=(num, size), blocks=blocks, static=static),
         jax.ShapeDtypeStruct(hidden.shape, hidden.dtype),
         static.interpret,
@@ -56,7 +54,6 @@ def d_hidden(
                 ),
                 tile,
                 weights.specs,
-                None if zeros is None else pl.BlockSpec(memory_space=pl.ANY),
             ],
             out_specs=tile,
             scratch_shapes=[
@@ -66,8 +63,9 @@ def d_hidden(
                 pltpu.VMEM((blocks.rows, LANES), jnp.int32),
             ],
         ),
-        input_output_aliases={} if zeros is None else {7 + (bias is not None): 0},
-    )(rows.visits, *operands(rows), hidden, weights.arrays, zeros)
+    )(rows.visits, *operands(rows), hidden, weights.arrays)
+    # Blocks of masked rows were not visited: nobody wrote them.
+    return out if mask is None else jnp.where(mask[:, None], out, jnp.zeros_like(out))
 
 
 def _kernel(
@@ -77,7 +75,6 @@ def _kernel(
     vectors_ref: Any,
     hidden_ref: Any,
     weights: Weights,
-    zeros: Any,
     out_ref: Any,
     sum_ref: Any,
     d_logits_ref: Any,

@@ -27,6 +27,10 @@ class Row(NamedTuple):
     sizes: tuple[str, ...] = ("small", "large")
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
     options: Mapping[str, Any] = MappingProxyType({})
+    slow: tuple[str, ...] = ()  # kernels or dtypes whose tests are marked so
+
+    def marks(self, *of):
+        return [pytest.mark.slow] if set(self.slow) & set(of) else []
 
 
 ROWS = {
@@ -36,9 +40,16 @@ ROWS = {
     "xla in its own blocks": Row("xla", LINEAR, ("large",)),
     "xla": Row("xla", ON_LOGITS),
     "pallas_tpu in small blocks": Row(
-        "pallas_tpu", LINEAR, ("small",), options={"config": TPU_BLOCKS, "interpret": True}
+        "pallas_tpu",
+        LINEAR,
+        ("small",),
+        ("float32",),
+        {"config": TPU_BLOCKS, "interpret": True},
+        slow=("linear_kl",),
     ),
-    "pallas_tpu": Row("pallas_tpu", ON_LOGITS, options={"interpret": True}),
+    "pallas_tpu": Row(
+        "pallas_tpu", ON_LOGITS, ("small",), options={"interpret": True}, slow=("bfloat16",)
+    ),
 }
 
 
@@ -49,13 +60,14 @@ def implementations(kernel, sizes="small", dtypes=False):
     """
     names = [name for name, row in ROWS.items() if kernel in row.kernels and sizes in row.sizes]
     if not dtypes:
-        return pytest.mark.parametrize("run", [_run(kernel, name) for name in names], ids=names)
-    pairs = [(name, dtype) for name in names for dtype in ROWS[name].dtypes]
-    return pytest.mark.parametrize(
-        ("run", "dtype"),
-        [(_run(kernel, name), dtype) for name, dtype in pairs],
-        ids=[f"{name}, {dtype}" for name, dtype in pairs],
-    )
+        runs = [pytest.param(_run(kernel, x), id=x, marks=ROWS[x].marks(kernel)) for x in names]
+        return pytest.mark.parametrize("run", runs)
+    pairs = [
+        pytest.param(_run(kernel, x), dtype, id=f"{x}, {dtype}", marks=ROWS[x].marks(kernel, dtype))
+        for x in names
+        for dtype in ROWS[x].dtypes
+    ]
+    return pytest.mark.parametrize(("run", "dtype"), pairs)
 
 
 @cache

@@ -12,7 +12,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 import kernels_pallas
-from kernels_pallas.linear_token_stats.shapes import Shape
+from kernels_pallas.linear_token_stats.shapes import LARGE, Shape
 
 from . import exact
 from .table import STATIC, TPU_BLOCKS, graded
@@ -21,7 +21,6 @@ from .test_linear_token_stats import check, problem
 
 BLOCKS = TPU_BLOCKS.forward.rows
 RAGGED = Shape(BLOCKS + 8, 16, 300)  # two blocks of rows, two of the vocabulary, both short
-EVEN = Shape(2 * BLOCKS, 16, 300)  # the interpreter does not pad an output that is an input too
 
 
 def runner(kernel, interpret=True, **options):
@@ -34,6 +33,23 @@ def runner(kernel, interpret=True, **options):
     )
     names = [name for name in STATIC if name in function.func.__kwdefaults__]
     return jax.jit(function, static_argnames=[n for n in names if n not in function.keywords])
+
+
+def test_bfloat16_in_both_layouts():
+    run = runner("linear_token_stats", config=TPU_BLOCKS)
+    for transposed in (False, True):
+        check(run, RAGGED, "bfloat16", [("usual", 0.7), ("peaked", 1.0)], transposed)
+
+
+def test_linear_kl_in_bfloat16():
+    run = runner("linear_kl", config=TPU_BLOCKS)
+    check_linear_kl(run, RAGGED, "bfloat16", ["usual", "peaked"], (True, False))
+
+
+@pytest.mark.slow
+def test_a_long_vocabulary_in_its_own_blocks():
+    check(runner("linear_token_stats"), LARGE[0], kinds=[("usual", 1.0), ("flat", 1.0)])
+    check_linear_kl(runner("linear_kl"), LARGE[0], "bfloat16", ["usual"])
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -97,10 +113,10 @@ def test_no_races_in_linear_token_stats(racing):
 
 @pytest.mark.slow
 def test_no_races_with_a_mask(racing):
-    made, tokens = problem(EVEN)
-    mask = np.arange(EVEN.rows) >= BLOCKS
+    made, tokens = problem(RAGGED)
+    mask = np.arange(RAGGED.rows) >= BLOCKS
     run = graded(runner("linear_token_stats", racing, config=TPU_BLOCKS))
-    ones = np.ones(EVEN.rows, np.float32)
+    ones = np.ones(RAGGED.rows, np.float32)
     arrays = tuple(np.float32(x) for x in made[:3])
     slopes, stats = run(arrays, tokens, [ones, 0 * ones, 0 * ones], {"mask": mask})
     z = made.logits()
