@@ -6,6 +6,7 @@ above the one kept in ratios.json: the exit status is 1. `--keep` writes the rat
 
 import argparse
 import json
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -61,8 +62,7 @@ def main() -> int:
     arguments = parser.parse_args()
     parts: list[Any] = [(tpu, "TPU", TPU_COLUMNS, tpu_cells)]
     if find_spec("kernels_pallas.aot.gpu"):
-        from kernels_pallas.aot import gpu
-
+        gpu = import_module("kernels_pallas.aot.gpu")
         parts.append((gpu, "GPU", GPU_COLUMNS, gpu_cells))
     kept = {} if arguments.keep else kept_ratios()
     faults, ratios = 0, {}
@@ -75,9 +75,10 @@ def main() -> int:
         for row in part.rows(arguments.only):
             fault = complaint(row, kept)
             faults += bool(fault)
-            shown = [] if "error" in row else cells(row)
+            note = row.get("unsupported", fault)
+            shown = [] if (note and not fault) or "error" in row else cells(row)
             where = row.get("chip") or row.get("card") or ""
-            print(table_line(where, row["program"], shown), fault, flush=True)
+            print(table_line(where, row["program"], shown), note, flush=True)
             if "ratio" in row:
                 ratios[key(row)] = row["ratio"]
     if arguments.keep:

@@ -31,11 +31,11 @@ TWO_CHIPS = {name: place for name, (place, _) in CHIPS.items()} | {
     "v6e": "v6e:2x2",
     "tpu7x": "tpu7x:2x2x1",
 }
-# Of bfloat16, of one core: matrix units, their width squared, 2.
+# Of bfloat16: matrix units, their width squared, 2; v5p by both cores, which share the grid.
 FLOPS_PER_CYCLE = {
     "v4": 2**17,
     "v5e": 2**17,
-    "v5p": 2**17,
+    "v5p": 2**18,
     "v6e": 2**19,
     "tpu7x": 2**19,
 }
@@ -99,18 +99,24 @@ def compile_for(chip: str, function: Any, arguments: Any) -> Any:
     """The compiled function; arguments are shapes."""
     import jax
     from jax.experimental import topologies
-    from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
+    from jax.sharding import SingleDeviceSharding
 
-    topology, kind = CHIPS[chip]
-    device = topologies.get_topology_desc(topology, platform="tpu").devices[0]
+    device = topologies.get_topology_desc(CHIPS[chip][0], platform="tpu").devices[0]
     place = SingleDeviceSharding(device)
     arguments = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), arguments
     )
-    # The abstract mesh tells the kernels which chip they are traced for.
-    mesh = AbstractMesh((1,), ("x",), abstract_device=AbstractDevice(kind, 1, "tpu"))
-    with jax.sharding.use_abstract_mesh(mesh):
-        return jax.jit(function).lower(*arguments).compile()
+    return with_chip(chip, lambda: jax.jit(function).lower(*arguments).compile())
+
+
+def with_chip(chip: str, body: Any) -> Any:
+    """body(), where kernels are told by an abstract mesh which chip they are traced for."""
+    import jax
+    from jax.sharding import AbstractDevice, AbstractMesh
+
+    device = AbstractDevice(CHIPS[chip][1], 1, "tpu")
+    with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("x",), abstract_device=device)):
+        return body()
 
 
 def read_cycles(folder: Path) -> int:
@@ -127,6 +133,8 @@ def _row(chip: str, program: Any, profiles: Path | None) -> dict[str, Any]:
     if profiles:
         read_cycles(profiles)
     try:
+        if reason := with_chip(chip, program.unsupported):
+            return row | {"unsupported": reason}
         memory = compile_for(chip, *program.build()).memory_analysis()
     except Exception as error:
         return row | {"error": str(error).strip().splitlines()[0]}
@@ -159,7 +167,7 @@ def _sharded_row(chip: str) -> dict[str, Any]:
     row: dict[str, Any] = {"chip": chip, "program": SHARDED}
     try:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            compiled = jax.jit(function).lower(*arguments).compile()
+            compiled: Any = jax.jit(function).lower(*arguments).compile()
     except Exception as error:
         return row | {"error": str(error).strip().splitlines()[0]}
     text, memory = compiled.as_text(), compiled.memory_analysis()

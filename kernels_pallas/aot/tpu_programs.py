@@ -36,6 +36,13 @@ class Program(NamedTuple):
         sides = 2 if self.kernel == "linear_kl" else 1
         return sides * (1 if self.direction == "forward" else 4)
 
+    def unsupported(self) -> str | None:
+        """Why the chip in use cannot run it."""
+        module = import_module(f"kernels_pallas.{self.kernel}.pallas_tpu")
+        num, width, size = self.shape
+        shape = (num, width, width, size) if self.kernel == "linear_kl" else self.shape
+        return module.unsupported(dtype=self.dtype, shape=shape) if width else None
+
     def build(self) -> Build:
         """The function and the shapes of its arguments."""
         num, width, size = self.shape
@@ -47,7 +54,8 @@ class Program(NamedTuple):
         def array(*sizes: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(sizes, dtype)
 
-        vector, logits = array(num), array(num, size, dtype=self.dtype)
+        vector: Any = array(num)
+        logits = array(num, size, dtype=self.dtype)
         unembedding = array(*((size, width) if transposed else (width, size)), dtype=self.dtype)
         pair = (array(num, width, dtype=self.dtype), unembedding)
         if "kl" in self.kernel:
@@ -75,6 +83,9 @@ class Matmul(NamedTuple):
 
     def name(self) -> str:
         return "matmul"
+
+    def unsupported(self) -> str | None:
+        return None
 
     def build(self) -> Build:
         num, width, size = self.shape

@@ -124,6 +124,6 @@ def _backward_kernel(
     fields = {name: ref[...] for name, ref in columns.items()}
     for first, width in mosaic.strips(blocks):
         both = [read_strip(ref, first, width, None) for ref in (p_ref, q_ref)]
-        d_p, d_q = mosaic_divergence.gradients(*both, fields, edge=False)
+        d_p, d_q = mosaic_divergence.gradients(both[0], both[1], fields, edge=False)
         d_p_ref[:, pl.ds(first, width)] = d_p.astype(d_p_ref.dtype)
         d_q_ref[:, pl.ds(first, width)] = d_q.astype(d_q_ref.dtype)

@@ -48,7 +48,8 @@ def _sides(of_p: Pair, of_q: Pair, static: KLStatic, blocks: Blocks, rows_first:
     def column(*at: Any) -> Any:
         return at[1 if rows_first else 0]
 
-    hidden, weights = [], []
+    hidden: list[Any] = []
+    weights: list[Any] = []
     for (states, _), flipped in zip((of_p, of_q), transposed):
         width = states.shape[1]
         hidden.append(pl.BlockSpec((blocks.rows, width), lambda *at: (row(*at), 0)))
@@ -59,7 +60,8 @@ def _sides(of_p: Pair, of_q: Pair, static: KLStatic, blocks: Blocks, rows_first:
             weights.append(pl.BlockSpec(shape, lambda *at: (0, column(*at))))
     size = of_p[1].shape[0 if static.transposed_p else 1]
     grid = (pl.cdiv(len(of_p[0]), blocks.rows), pl.cdiv(size, blocks.vocabulary))
-    return Sides(transposed, hidden, weights, size, grid if rows_first else grid[::-1], row, column)
+    grid = grid if rows_first else (grid[1], grid[0])
+    return Sides(transposed, hidden, weights, size, grid, row, column)
 
 
 def forward(of_p: Pair, of_q: Pair, static: KLStatic) -> KLStats:
@@ -178,7 +180,7 @@ def _backward_kernel(
             rows = [clean(x, fields["valid"][:, :1] > 0) for x in rows]
         for first, width in mosaic.strips(blocks):
             both = logits_of(rows, weights, sides.transposed, first, width, limit)
-            both = mosaic_divergence.gradients(*both, fields, edge)
+            both = mosaic_divergence.gradients(both[0], both[1], fields, edge)
             for dz, x, ref, total, flipped in zip(both, rows, weights, sums, sides.transposed):
                 strip, at = strip_of(ref, flipped, first, width, limit)
                 dz = dz.astype(x.dtype)

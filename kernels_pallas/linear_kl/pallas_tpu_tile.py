@@ -16,8 +16,8 @@ class Sides(NamedTuple):
     """What a kernel knows of p and q."""
 
     transposed: tuple[bool, bool]
-    hidden: list[pl.BlockSpec]
-    weights: list[pl.BlockSpec]
+    hidden: list[Any]  # pl.BlockSpec
+    weights: list[Any]
     size: int  # V
     grid: tuple[int, int]
     row: Callable[..., Any]  # the number of the block of rows, of a place in the grid

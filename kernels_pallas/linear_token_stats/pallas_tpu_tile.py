@@ -31,7 +31,7 @@ class Vocabulary(NamedTuple):
     width: int
     limit: Any  # columns of the block that exist; None: all
 
-    def exists(self, shape: tuple[int, int], axis: int) -> Array:
+    def exists(self, shape: tuple[int, ...], axis: int) -> Array:
         return lax.broadcasted_iota(jnp.int32, shape, axis) < self.limit - self.first
 
 
