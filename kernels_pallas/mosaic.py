@@ -97,6 +97,16 @@ def join(blocks: Array, rows: Rows, mask: Array | None) -> Array:
     return vector if mask is None else jnp.where(mask, vector, 0.0)
 
 
+def oriented(matrix: Array, transposed: bool) -> tuple[Array, bool]:
+    """The matrix as XLA lays it out: along the axis that is whole registers long, if one is not.
+
+    There a transposition is free, and without it XLA would copy the whole matrix for the kernel.
+    """
+    if matrix.shape[1] % LANES and not matrix.shape[0] % LANES:
+        return matrix.T, not transposed
+    return matrix, transposed
+
+
 def down(row: Array) -> Array:
     """[1, rows] -> [rows, 128]: every lane of a row holds its number."""
     return jnp.broadcast_to(row, (LANES, row.shape[1])).T

@@ -64,7 +64,15 @@ def _sides(of_p: Pair, of_q: Pair, static: KLStatic, blocks: Blocks, rows_first:
     return Sides(transposed, hidden, weights, size, grid, row, column)
 
 
+def _oriented(of_p: Pair, of_q: Pair, static: KLStatic) -> tuple[Pair, Pair, KLStatic]:
+    w_p, transposed_p = mosaic.oriented(of_p[1], static.transposed_p)
+    w_q, transposed_q = mosaic.oriented(of_q[1], static.transposed_q)
+    static = static._replace(transposed_p=transposed_p, transposed_q=transposed_q)
+    return (of_p[0], w_p), (of_q[0], w_q), static
+
+
 def forward(of_p: Pair, of_q: Pair, static: KLStatic) -> KLStats:
+    of_p, of_q, static = _oriented(of_p, of_q, static)
     blocks = config_of(of_p, of_q, static).forward
     sides = _sides(of_p, of_q, static, blocks, rows_first=True)
     rows = mosaic.split_rows(len(of_p[0]), blocks.rows, None)
@@ -114,6 +122,8 @@ def _forward_kernel(
 
 def backward(of_p: Pair, of_q: Pair, stats: KLStats, g: Array, static: KLStatic) -> Any:
     """((d_hidden_p, d_unembedding_p), (d_hidden_q, d_unembedding_q))."""
+    shapes = of_p[1].shape, of_q[1].shape
+    of_p, of_q, static = _oriented(of_p, of_q, static)
     config = config_of(of_p, of_q, static)
     hidden, weights = [of_p[0], of_q[0]], [of_p[1], of_q[1]]
     results = []
@@ -142,7 +152,8 @@ def backward(of_p: Pair, of_q: Pair, stats: KLStats, g: Array, static: KLStatic)
             )(mosaic_divergence.pack(stats, g, rows), hidden, weights)
         )
     d_hidden, d_unembedding = results
-    return tuple((d_hidden[side], d_unembedding[side]) for side in "pq")
+    matrices = [x if x.shape == shape else x.T for x, shape in zip(d_unembedding.values(), shapes)]
+    return (d_hidden["p"], matrices[0]), (d_hidden["q"], matrices[1])
 
 
 def _backward_kernel(

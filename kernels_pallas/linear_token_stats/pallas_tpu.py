@@ -55,6 +55,8 @@ def forward(
 ) -> ShardStats:
     """Statistics of one shard; see `differentiate.py` for shapes."""
     num, width = hidden.shape
+    unembedding, transposed = mosaic.oriented(unembedding, static.transposed)
+    static = static._replace(transposed=transposed)
     size = unembedding.shape[0 if static.transposed else 1]
     problem = Problem(num, width, size, hidden.dtype)
     blocks = choose_blocks(problem, static.config).forward

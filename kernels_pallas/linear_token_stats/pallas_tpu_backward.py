@@ -34,6 +34,8 @@ def backward(
     static: Static,
 ) -> tuple[Array, Array, Array | None]:
     """Gradients of hidden, unembedding and bias; see `differentiate.py` for shapes."""
+    unembedding, transposed = mosaic.oriented(unembedding, static.transposed)
+    turned, static = transposed != static.transposed, static._replace(transposed=transposed)
     size = unembedding.shape[0 if static.transposed else 1]
     problem = Problem(hidden.shape[0], hidden.shape[1], size, hidden.dtype)
     config = choose_blocks(problem, static.config)
@@ -48,4 +50,5 @@ def backward(
 
     shared = (hidden, unembedding, bias, mask, static)
     d_rows = d_hidden(*shared, config.d_hidden, operands)
-    return d_rows, *d_unembedding(*shared, config.d_unembedding, operands)
+    d_matrix, d_bias = d_unembedding(*shared, config.d_unembedding, operands)
+    return d_rows, d_matrix.T if turned else d_matrix, d_bias

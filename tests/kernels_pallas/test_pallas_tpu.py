@@ -41,6 +41,14 @@ def test_bfloat16_in_both_layouts():
         check(run, RAGGED, "bfloat16", [("usual", 0.7), ("peaked", 1.0)], transposed)
 
 
+def test_matrices_that_are_turned():
+    """Where D is whole registers long and V is not; V = 128 the other way round."""
+    check(runner("linear_token_stats"), Shape(5, 128, 129), kinds=[("usual", 1.0)])
+    run = runner("linear_kl")
+    check_linear_kl(run, Shape(5, 128, 129), "float32", ["usual"])
+    check_linear_kl(run, Shape(5, 16, 128), "float32", ["usual"], (True, True))
+
+
 def test_linear_kl_in_bfloat16():
     run = runner("linear_kl", config=TPU_BLOCKS)
     check_linear_kl(run, RAGGED, "bfloat16", ["usual", "peaked"], (True, False))
