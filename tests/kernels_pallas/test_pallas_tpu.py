@@ -13,6 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 import kernels_pallas
 from kernels_pallas.linear_token_stats.shapes import LARGE, Shape
+from kernels_pallas.mosaic import Blocks, Config
 
 from . import exact
 from .table import STATIC, TPU_BLOCKS, graded
@@ -21,6 +22,9 @@ from .test_linear_token_stats import check, problem
 
 BLOCKS = TPU_BLOCKS.forward.rows
 RAGGED = Shape(BLOCKS + 8, 16, 300)  # two blocks of rows, two of the vocabulary, both short
+# Few blocks, of one strip: what the interpreter does for each access takes its time.
+RACED = Shape(BLOCKS + 8, 16, 200)
+RACING_BLOCKS = Config(*[Blocks(BLOCKS, 128, 128)] * 3)
 
 
 def runner(kernel, interpret=True, **options):
@@ -56,8 +60,7 @@ def test_linear_kl_in_bfloat16():
 
 @pytest.mark.slow
 def test_a_long_vocabulary_in_its_own_blocks():
-    check(runner("linear_token_stats"), LARGE[0], kinds=[("usual", 1.0), ("flat", 1.0)])
-    check_linear_kl(runner("linear_kl"), LARGE[0], "bfloat16", ["usual"])
+    check(runner("linear_token_stats"), LARGE[0], kinds=[("usual", 1.0)])
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -115,16 +118,16 @@ def races_found():
 @pytest.mark.slow
 def test_no_races_in_linear_token_stats(racing):
     transposed = racing.dma_execution_mode == "eager"
-    run = runner("linear_token_stats", racing, config=TPU_BLOCKS)
-    check(run, RAGGED, kinds=[("usual", 0.7)], transposed=transposed, softcap=3.0)
+    run = runner("linear_token_stats", racing, config=RACING_BLOCKS)
+    check(run, RACED, kinds=[("usual", 0.7)], transposed=transposed, softcap=3.0)
 
 
 @pytest.mark.slow
 def test_no_races_with_a_mask(racing):
-    made, tokens = problem(RAGGED)
-    mask = np.arange(RAGGED.rows) >= BLOCKS
-    run = graded(runner("linear_token_stats", racing, config=TPU_BLOCKS))
-    ones = np.ones(RAGGED.rows, np.float32)
+    made, tokens = problem(RACED)
+    mask = np.arange(RACED.rows) >= BLOCKS
+    run = graded(runner("linear_token_stats", racing, config=RACING_BLOCKS))
+    ones = np.ones(RACED.rows, np.float32)
     arrays = tuple(np.float32(x) for x in made[:3])
     slopes, stats = run(arrays, tokens, [ones, 0 * ones, 0 * ones], {"mask": mask})
     z = made.logits()
@@ -138,8 +141,8 @@ def test_no_races_with_a_mask(racing):
 
 @pytest.mark.slow
 def test_no_races_in_linear_kl(racing):
-    run = runner("linear_kl", racing, config=TPU_BLOCKS)
-    check_linear_kl(run, RAGGED, "float32", ["usual"], (False, True))
+    run = runner("linear_kl", racing, config=RACING_BLOCKS)
+    check_linear_kl(run, RACED, "float32", ["usual"], (False, True))
 
 
 @pytest.mark.slow
