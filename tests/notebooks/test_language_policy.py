@@ -1,4 +1,4 @@
-"""Notebook 07 runs from top to bottom in quick mode, and what it computes is right."""
+"""Notebooks 07 and 11 run from top to bottom in quick mode, and what they compute is right."""
 
 import numpy as np
 import pytest
@@ -105,3 +105,106 @@ def test_language_model(tmp_path):
     assert 0 < rounded.mean() < 0.01
     assert (k3 > -1e-6).all()
     assert k1.std() > k3.std()
+
+
+def normaliser_and_entropy(z):
+    """Of one token's logits, in float64."""
+    z = z[z > -np.inf]
+    normaliser = z.max() + np.log(np.exp(z - z.max()).sum())
+    return normaliser, (np.exp(z - normaliser) * (normaliser - z)).sum()
+
+
+@pytest.mark.slow  # compiles some twenty programs, in quick mode, too
+def test_fused_kernels(tmp_path):
+    cells, found = execute(
+        "11_fused_kernels",
+        tmp_path,
+        *("sizes", "arrays_kept", "walk", "errors", "rounding", "z", "y", "g", "by_formula"),
+        *("sums", "ppo_gap", "hidden", "unembedding", "tokens", "by_kernel_here"),
+        *("library_errors", "rows", "kl_gap", "kl_operations", "COUNTS", "gradient_errors"),
+        *("reverse_error", "joined", "capped_gap", "grpo_gap", "sum_errors", "SIZES"),
+        one_token="logits[0]",
+        gradients="list(gradients.values())",
+        operations="list(operations.values())",
+        gaps="list(gaps.values())",
+        is_refused="'reduces over tokens' in refusal",
+        memory="list(memory.values())",
+        whole_arrays="list(whole_arrays.values())",
+        ridges="list(ridges.values())",
+        draws="DRAWS * len(exact)",
+        milliseconds="[1e3 * one_kernel, 1e3 * recomputed]",
+    )
+    check_outputs(cells, plots=8)
+
+    # 8192 tokens in float32; a program with all logits holds one array forward, four with gradient.
+    arrays = 4 * 8192 * np.array([49_152, 151_936, 128_256])
+    np.testing.assert_array_equal(found["sizes"][:, 2], arrays)
+    np.testing.assert_allclose(found["sizes"][:, 3], arrays, rtol=0.01)
+    np.testing.assert_allclose(found["sizes"][:, 4], 4 * arrays, rtol=0.01)
+    np.testing.assert_allclose(found["arrays_kept"], [2, 3, 4], rtol=0.01)
+
+    # Block by block: the peak, normaliser and entropy of the logits so far.
+    ends = 256 * np.arange(1, 17)
+    so_far = [found["one_token"][:end] for end in ends]
+    wanted = [(x.max(), *normaliser_and_entropy(x)) for x in so_far]
+    np.testing.assert_allclose(found["walk"], wanted, atol=5e-6)
+    assert found["errors"].max() < 2e-6
+    without_peak, by_sum, apart = found["rounding"]  # [sign, log-prob or entropy, shift]
+    assert apart.max() < 2e-6
+    assert not np.isfinite(without_peak[..., 5:]).any()  # from 100 on
+    assert np.isfinite(without_peak[:, 0, :4]).all()
+    assert (by_sum[:, 0, 9] > 1e-4).all()  # at 10^4
+    assert (by_sum[:, 0, 9] < 1e-3).all()
+    assert (by_sum[:, 1, 9] > 1).all()
+
+    # The gradient once more, by the softmax's Jacobian: p is moved by J, and H by -J z.
+    for z, y, g, by_formula in zip(found["z"], found["y"], found["g"].T, found["by_formula"]):
+        p = np.exp(z - normaliser_and_entropy(z)[0])
+        jacobian = np.diag(p) - np.outer(p, p)
+        wanted = g[0] * ((np.arange(12) == y) - p) - g[1] * (jacobian @ z) + g[2] * p
+        np.testing.assert_allclose(by_formula, wanted, atol=1e-12)
+    np.testing.assert_allclose(found["gradients"] - found["by_formula"], 0, atol=2e-6)
+    np.testing.assert_allclose(found["sums"] - [[0], [0], [1]], 0, atol=1e-12)
+
+    np.testing.assert_allclose(found["operations"], [[2, 6], [2, 8], [2, 6]], rtol=1e-3)
+    assert max(*found["gaps"], found["ppo_gap"], found["grpo_gap"]) < 1e-5
+    assert found["is_refused"]
+    keep, recompute, in_forward = found["memory"]
+    np.testing.assert_allclose(keep, 16 * 8192 * found["SIZES"], rtol=0.03)
+    assert recompute.max() < 50e6
+    assert recompute[-1] < 2 * recompute[0]
+    assert in_forward[-1] < keep[-1] / 30
+    assert found["whole_arrays"][0] > 0
+    np.testing.assert_array_equal(found["whole_arrays"][1:], 0)
+
+    wide = found["hidden"] @ found["unembedding"].T
+    logs, entropy = np.array([normaliser_and_entropy(z) for z in wide]).T
+    chosen = wide[np.arange(100), found["tokens"].astype(int)]
+    np.testing.assert_allclose(found["by_kernel_here"], [chosen - logs, entropy], atol=1e-5)
+    assert found["library_errors"].max() < 1e-5
+    np.testing.assert_allclose(found["ridges"], [153, 241, 295, 560], rtol=0.01)
+
+    # k1 deviates by √(2 KL), k3 by about as much as the KL, the exact one not at all.
+    kl, k1, k3, k1_deviation, k3_deviation = found["rows"].T
+    assert found["kl_gap"] < 1e-5
+    assert found["kl_operations"] == pytest.approx(2)
+    assert (np.abs(k1 - kl) < 5 * k1_deviation / np.sqrt(found["draws"])).all()
+    assert (np.abs(k3 - kl) < 5 * k3_deviation / np.sqrt(found["draws"])).all()
+    np.testing.assert_allclose(k1_deviation[:4], np.sqrt(2 * kl[:4]), rtol=0.1)
+    assert (kl[:4] < k3_deviation[:4]).all()
+    assert (k3_deviation[:4] < 3 * kl[:4]).all()
+    # Gradients: k1's is none, k3's is on its way to the other KL's, k3_unbiased's to the right one.
+    none, other, right = found["gradient_errors"]
+    assert none[-1] == pytest.approx(1, abs=0.15)
+    assert other[-1] == pytest.approx(found["reverse_error"], abs=0.5)
+    assert right[-1] < 0.65
+    assert other[-1] > right[-1] + 0.1
+    root = np.sqrt(found["COUNTS"][-1] / found["COUNTS"][0])
+    assert right[0] / right[-1] == pytest.approx(root, rel=0.5)
+    assert right[0] > 2
+
+    assert found["joined"].max() < 2e-6
+    assert found["capped_gap"] < 1e-5
+    np.testing.assert_allclose(found["milliseconds"], [5.3, 2.4], atol=0.05)
+    one_by_one, in_blocks = found["sum_errors"]
+    assert in_blocks < one_by_one < 1e-4
