@@ -1,0 +1,96 @@
+"""Block sizes of the GPU kernels: a small heuristic per card, and what was found by measuring.
+
+`python -m kernels_pallas.autotune` writes the file that `measured` reads.
+"""
+
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from kernels_pallas.gpu_cards import MAJOR_AMPERE, MAJOR_BLACKWELL, Card, current
+
+
+class Tiles(NamedTuple):
+    """One kernel: a program makes tiles of rows x columns, `depth` of the inner axis at a time."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+class GpuBlocks(NamedTuple):
+    """All kernels of an operation."""
+
+    forward: Tiles
+    gradient: Tiles  # of the logits, a chunk of the vocabulary at a time
+    product: Tiles  # of that chunk with the unembedding or the hidden states
+    splits: int | None = None  # parts of the vocabulary in the forward kernel; None: fill the card
+    chunk: int | None = None  # columns whose gradient exists at a time; None: see `chunk_columns`
+    mosaic: bool | None = None  # the Mosaic GPU kernels; None: where the card has them
+
+
+CHUNK_BYTES = 64 << 20
+
+
+def settings_file() -> Path:
+    """Where autotune writes; KERNELS_PALLAS_BLOCKS names another file."""
+    default = Path.home() / ".cache" / "kernels_pallas" / "gpu_blocks.json"
+    return Path(os.environ.get("KERNELS_PALLAS_BLOCKS", default))
+
+
+@cache
+def measured() -> dict[str, GpuBlocks]:
+    """From "operation/card/dtype" to block sizes."""
+    file = settings_file()
+    if not file.is_file():
+        return {}
+    found = json.loads(file.read_text())
+    return {
+        key: GpuBlocks(*(Tiles(*part) if isinstance(part, list) else part for part in parts))
+        for key, parts in found.items()
+    }
+
+
+def blocks_for(operation: str, dtype: str, card: Card | None = None) -> GpuBlocks:
+    """The measured blocks of this card, else the heuristic."""
+    card = card or current()
+    return measured().get(f"{operation}/{card.name}/{dtype}") or heuristic(operation, dtype, card)
+
+
+def heuristic(operation: str, dtype: str, card: Card) -> GpuBlocks:
+    """The largest tiles that keep every value in registers on the card."""
+    major = card.capability[0]
+    if dtype == "float32":
+        small = Tiles(64, 64, 32, 4, 2)
+        return GpuBlocks(small, small, small)
+    wide = Tiles(128, 128, 64, 8, 2 if major == MAJOR_AMPERE else 3)
+    stages = 4 if major == MAJOR_BLACKWELL else wide.stages
+    return GpuBlocks(wide, wide, wide._replace(stages=stages))
+
+
+def splits_for(row_blocks: int, vocab_blocks: int, card: Card) -> int:
+    """Parts of the vocabulary, such that rows · parts fill the card evenly.
+
+    Each part has 4 blocks at least, and the smallest number within 3% of the best is taken.
+    """
+    most = max(1, min(vocab_blocks // 4, -(-8 * card.multiprocessors // row_blocks)))
+
+    def use(splits: int) -> float:
+        """Busy share of the multiprocessors over all waves, each split as long as its longest."""
+        waves = -(-row_blocks * splits // card.multiprocessors)
+        longest = -(-vocab_blocks // splits)
+        return row_blocks * vocab_blocks / (waves * longest * card.multiprocessors)
+
+    best = max(use(splits) for splits in range(1, most + 1))
+    return next(splits for splits in range(1, most + 1) if use(splits) >= 0.97 * best)
+
+
+def chunk_columns(num_rows: int, vocabulary: int, itemsize: int, multiple: int) -> int:
+    """Columns of a chunk: equal chunks of CHUNK_BYTES at most, but of 1024 columns at least."""
+    most = max(1024, CHUNK_BYTES // (num_rows * itemsize))
+    chunks = -(-vocabulary // most)
+    return -(-vocabulary // (chunks * multiple)) * multiple

@@ -1,0 +1,77 @@
+"""The online divergence of a block of rows, and putting parts of the vocabulary together."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from kernels_pallas.gpu_triton import exp, finite
+from kernels_pallas.records import NEVER, KLStats
+
+
+class RunningKL(NamedTuple):
+    """Of the logits seen so far, [rows] (or [parts, rows] afterwards)."""
+
+    peak_p: Array
+    total_p: Array  # Σ exp(z_p - peak_p)
+    peak_q: Array
+    total_q: Array
+    apart: Array  # Σ exp(z_p - peak_p) ((z_p - peak_p) - (z_q - peak_q))
+
+    @classmethod
+    def empty(cls, rows: int) -> "RunningKL":
+        zeros, low = jnp.zeros(rows, jnp.float32), jnp.full(rows, -jnp.inf, jnp.float32)
+        return cls(low, zeros, low, zeros, zeros)
+
+    def add(self, z_p: Array, z_q: Array) -> "RunningKL":
+        """One more tile of both logits, [rows, columns]; p = 0 counts as nothing."""
+        peak_p, peak_q = (
+            jnp.maximum(peak, jnp.max(z, axis=1))
+            for peak, z in ((self.peak_p, z_p), (self.peak_q, z_q))
+        )
+        shift_p, shift_q = finite(peak_p), finite(peak_q)
+        step_p, step_q = finite(self.peak_p - shift_p), finite(self.peak_q - shift_q)
+        below_p, below_q = z_p - shift_p[:, None], z_q - shift_q[:, None]
+        p = exp(below_p)
+        added = jnp.sum(jnp.where(p > 0, p * (below_p - below_q), 0.0), axis=1)
+        shrink = exp(step_p)
+        return RunningKL(
+            peak_p,
+            shrink * self.total_p + jnp.sum(p, axis=1),
+            peak_q,
+            exp(step_q) * self.total_q + jnp.sum(exp(below_q), axis=1),
+            _move(self.apart, self.total_p, shrink, step_p - step_q) + added,
+        )
+
+
+def _move(apart: Array, total: Array, shrink: Array, step: Array) -> Array:
+    """`apart` with its peaks moved; +inf (p > 0 = q) stays, unless its weight is now 0."""
+    return jnp.where(shrink > 0, shrink * (apart + total * step), 0.0)
+
+
+def combine_kl(parts: RunningKL) -> KLStats:
+    """The divergence from parts of the vocabulary, [parts, rows]."""
+    peak_p, peak_q = finite(jnp.max(parts.peak_p, axis=0)), finite(jnp.max(parts.peak_q, axis=0))
+    step_p, step_q = finite(parts.peak_p - peak_p[None, :]), finite(parts.peak_q - peak_q[None, :])
+    weight = jnp.exp(step_p)
+    total_p = jnp.sum(weight * parts.total_p, axis=0)
+    total_q = jnp.sum(jnp.exp(step_q) * parts.total_q, axis=0)
+    apart = jnp.sum(_move(parts.apart, parts.total_p, weight, step_p - step_q), axis=0)
+    log_sum_p, log_sum_q = jnp.log(total_p), jnp.log(total_q)
+    some = total_p > 0
+    mean = apart / jnp.where(some, total_p, 1.0)
+    # Where q has nothing at all, `mean` is +inf already, and log_sum_q = -inf must not meet it.
+    kl = mean - jnp.where(some, log_sum_p, 0.0) + finite(log_sum_q)
+    return KLStats(peak_p, log_sum_p, peak_q, log_sum_q, jnp.where(some, kl, 0.0))
+
+
+def kl_gradients(
+    z_p: Array, z_q: Array, stats: tuple[Array, ...], cotangent: Array
+) -> tuple[Array, Array]:
+    """dz_p = g p (log p - log q - KL), dz_q = g (q - p); `stats` and g are columns [rows, 1]."""
+    peak_p, log_sum_p, peak_q, log_sum_q, kl = stats
+    log_p = (z_p - peak_p) - log_sum_p
+    log_q = (z_q - peak_q) - log_sum_q
+    p = exp(log_p)
+    d_p = jnp.where(p > 0, p * (log_p - jnp.maximum(log_q, NEVER) - kl), 0.0)
+    return cotangent * d_p, cotangent * (exp(log_q) - p)
