@@ -1,15 +1,14 @@
 """Products tile by tile with an epilogue, on Hopper's matrix units (the Mosaic GPU form of Pallas).
 
-A program has three warpgroups. One only copies: the tensor memory accelerator brings blocks of both
-operands into a ring of buffers, across the ends of tiles, and fills with 0 what lies outside. Two
-multiply (wgmma), 64 rows each, with the accumulator in registers, and treat the finished tile; while
-one treats its tile, the other has the matrix units.
+A program has three warpgroups. One only copies: the tensor memory accelerator brings blocks of
+both operands into a ring of buffers, across the ends of tiles, and fills with 0 what lies outside.
+Two multiply (wgmma), 64 rows each, with the accumulator in registers, and treat the finished tile;
+while one treats its tile, the other has the matrix units.
 """
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
@@ -19,14 +18,26 @@ GROUPS, GROUP_ROWS, COLUMNS, DEPTH, STAGES = 2, 64, 256, 64, 4
 ROWS = GROUPS * GROUP_ROWS
 SWIZZLE = (plgpu.TilingTransform((8, DEPTH)), plgpu.SwizzleTransform(128))  # 64 two-byte numbers
 
+LANE = plgpu.LoweringSemantics.Lane  # layouts of registers are ours to say, in every version
 BY_ROW, BY_COLUMN = plgpu.Layout.WGMMA.reduce(1), plgpu.Layout.WGMMA.reduce(0)
 
 
 def fits(lhs: Array, rhs: Array) -> bool:
     """Two-byte numbers, with rows that begin at multiples of 16 bytes."""
     types = (jnp.bfloat16, jnp.float16)
-    return lhs.dtype == rhs.dtype and lhs.dtype in types and all(
-        array.shape[1] % 8 == 0 for array in (lhs, rhs)
+    return (
+        lhs.dtype == rhs.dtype
+        and lhs.dtype in types
+        and all(array.shape[1] % 8 == 0 for array in (lhs, rhs))
+    )
+
+
+def interpreter(interpret: Any) -> Any:
+    """What `plgpu.kernel` wants for True: threads and copies simulated, 0 outside of arrays."""
+    if interpret is not True:
+        return interpret
+    return plgpu.InterpretGPUParams(
+        out_of_bounds_reads="uninitialized", uninitialized_memory="zero"
     )
 
 
@@ -152,7 +163,7 @@ def call(
                         n = (j - begin) * steps + k
                         slot = lax.rem(n, STAGES)
                         plgpu.barrier_wait(full.at[slot])
-                        own = pl.ds(group * GROUP_ROWS, GROUP_ROWS)
+                        own = pl.ds(pl.multiple_of(group * GROUP_ROWS, GROUP_ROWS), GROUP_ROWS)
                         a = lhs.at(lhs_buffers.at[slot], own, slice(None))
                         b = rhs_buffers.at[slot]
                         plgpu.wgmma(
@@ -172,9 +183,7 @@ def call(
                     plgpu.barrier_arrive(empty.at[lax.rem(last, STAGES)])
                     return sum[...]
 
-                product = pl.run_scoped(
-                    multiply, plgpu.ACC((GROUP_ROWS, COLUMNS), jnp.float32)
-                )
+                product = pl.run_scoped(multiply, plgpu.ACC((GROUP_ROWS, COLUMNS), jnp.float32))
                 return epilogue.tile(mine, row, j, product, carry)
 
             carry = lax.fori_loop(begin, end, tile, epilogue.start(mine, row))
@@ -194,7 +203,7 @@ def call(
         grid_names=("parts", "rows"),
         num_threads=GROUPS + 1,
         thread_name="group",
-        compiler_params=plgpu.CompilerParams(approx_math=True),
+        compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=LANE),
         interpret=interpret,
         kernel_name=name,
     )(first, active, lhs.array, rhs.array, *others)

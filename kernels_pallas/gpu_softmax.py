@@ -61,5 +61,5 @@ def combine(parts: Running, mask: Array | None, entropy: bool) -> ShardStats:
 
 
 def log_probs(z: Array, peak: Array, log_sum: Array) -> Array:
-    """log p, cut where p is 0, so that p log p is; with log_sum = +inf every p is 0."""
+    """log p, cut where p is 0, so that p log p is; log_sum must be finite."""
     return jnp.maximum((z - peak) - log_sum, NEVER)

@@ -86,15 +86,18 @@ def dot(x: Array, y: Array, axes: tuple[int, int], interpret: Any) -> Array:
     )
 
 
-def sum_products(
-    steps: Any, shape: tuple[int, int], product: Callable[[Any], Array]
-) -> Array:
+def sum_products(steps: Any, shape: tuple[int, int], product: Callable[[Any], Array]) -> Array:
     """Σ_k product(k) for k below `steps`."""
     return lax.fori_loop(0, steps, lambda k, sum: sum + product(k), jnp.zeros(shape, jnp.float32))
 
 
 def logits(
-    hidden_ref: Any, unembedding_ref: Any, rows: Side, columns: Side, depth: int, interpret: Any,
+    hidden_ref: Any,
+    unembedding_ref: Any,
+    rows: Side,
+    columns: Side,
+    depth: int,
+    interpret: Any,
     transposed: bool,
 ) -> Array:
     """hidden · unembedding of one tile, float32, before bias, softcap and temperature."""
@@ -119,18 +122,44 @@ def exp(x: Array) -> Array:
     return jnp.exp2(x * LOG2_E)
 
 
-def call(kernel: Callable[..., None], *, grid: tuple[int, ...], out: Any, warps: int, stages: int,
-         interpret: Any, name: str, aliases: dict[int, int] | None = None) -> Callable[..., Any]:
+def varying_alike(tree: Any) -> Any:
+    """All arrays vary over the mesh axes that any of them varies over; for use in `shard_map`."""
+    axes = frozenset().union(*(jax.typeof(x).vma for x in jax.tree.leaves(tree)))
+
+    def vary(x: Array) -> Array:
+        missing = tuple(sorted(axes - jax.typeof(x).vma))
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(vary, tree)
+
+
+def call(
+    kernel: Callable[..., None],
+    *,
+    grid: tuple[int, ...],
+    out: Any,
+    warps: int,
+    stages: int,
+    interpret: Any,
+    name: str,
+    aliases: dict[int, int] | None = None,
+) -> Callable[..., Any]:
     """pallas_call on whole arrays; programs with neighbouring first indices run side by side."""
-    return pl.pallas_call(
-        kernel,
-        grid=grid,
-        out_shape=out,
-        input_output_aliases=aliases or {},
-        compiler_params=plgpu.CompilerParams(num_warps=warps, num_stages=stages),
-        interpret=bool(interpret),
-        name=name,
-    )
+
+    def run(*operands: Array) -> Any:
+        operands = varying_alike(operands)
+        axes = jax.typeof(operands[0]).vma
+        return pl.pallas_call(
+            kernel,
+            grid=grid,
+            out_shape=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, vma=axes), out),
+            input_output_aliases=aliases or {},
+            compiler_params=plgpu.CompilerParams(num_warps=warps, num_stages=stages),
+            interpret=bool(interpret),
+            name=name,
+        )(*operands)
+
+    return run
 
 
 def float32(*shape: int) -> jax.ShapeDtypeStruct:

@@ -68,9 +68,7 @@ def backward(
         *vectors, d_p, d_q = refs
         rows = tr.Side.of(pl.program_id(1) * tiles.rows, tiles.rows, num_rows)
         columns = tr.Side.of(pl.program_id(0) * tiles.columns, tiles.columns, vocabulary)
-        *stats, g = (
-            tr.vector(ref, rows.first, tiles.rows, num_rows)[:, None] for ref in vectors
-        )
+        *stats, g = (tr.vector(ref, rows.first, tiles.rows, num_rows)[:, None] for ref in vectors)
         z_p, z_q = _tile(logits_p, rows, columns), _tile(logits_q, rows, columns)
         for out, value in zip((d_p, d_q), kl_gradients(z_p, z_q, tuple(stats), g)):
             tr.store_tile(out, rows, columns, value)

@@ -36,9 +36,7 @@ def _logits(refs: tuple, rows: tr.Side, columns: tr.Side, tiles: Tiles, static: 
         (hidden_p, unembedding_p, static.transposed_p),
         (hidden_q, unembedding_q, static.transposed_q),
     ):
-        z = tr.logits(
-            hidden, unembedding, rows, columns, tiles.depth, static.interpret, transposed
-        )
+        z = tr.logits(hidden, unembedding, rows, columns, tiles.depth, static.interpret, transposed)
         yield z if columns.exists is None else jnp.where(columns.exists[None, :], z, -jnp.inf)
 
 
@@ -110,6 +108,7 @@ def backward(
         (jnp.zeros(hidden.shape, jnp.float32), jnp.zeros_like(unembedding))
         for (hidden, unembedding), _ in sides
     )
+    carry, _ = tr.varying_alike((carry, (pair_p, pair_q, cotangent)))
     chunks = pl.cdiv(vocabulary, chunk)
     carry = step(0, carry) if chunks == 1 else lax.fori_loop(0, chunks, step, carry)
     d_p, d_q = (
@@ -133,9 +132,7 @@ def _logits_gradients(
         local = tr.Side.of(pl.program_id(1) * tiles.columns, tiles.columns, chunk)
         at = first[0] + local.first
         columns = tr.Side(at, tiles.columns, tr.indices(at, tiles.columns) < vocabulary)
-        *stats, g = (
-            tr.vector(ref, rows.first, tiles.rows, num_rows)[:, None] for ref in vectors
-        )
+        *stats, g = (tr.vector(ref, rows.first, tiles.rows, num_rows)[:, None] for ref in vectors)
         z_p, z_q = _logits(refs[:4], rows, columns, tiles, static)
         for out, value in zip((d_p, d_q), kl_gradients(z_p, z_q, tuple(stats), g)):
             tr.store_tile(out, rows, local, value)

@@ -19,17 +19,33 @@ from jax.experimental import pallas as pl
 
 from kernels_pallas import gpu_triton as tr
 from kernels_pallas.gpu_blocks import GpuBlocks, blocks_for, chunk_columns, splits_for
-from kernels_pallas.gpu_cards import current
-from kernels_pallas.gpu_softmax import Running, combine, log_probs
+from kernels_pallas.gpu_cards import MAJOR_HOPPER, current
 from kernels_pallas.gpu_products import (
     multiply_hidden_gradient,
     multiply_unembedding_gradient,
 )
+from kernels_pallas.gpu_softmax import Running, combine, log_probs
+from kernels_pallas.gpu_triton import finite
 from kernels_pallas.records import ShardStats, Static
+
+# Mosaic GPU as of 0.12; before, much of what the kernels use was missing or named otherwise.
+HAS_MOSAIC = jax.__version_info__ >= (0, 12)
 
 
 def blocks_of(hidden: Array, static: Static) -> GpuBlocks:
     return static.config or blocks_for("linear_token_stats", str(hidden.dtype))
+
+
+def _hopper(hidden: Array, unembedding: Array, blocks: GpuBlocks, static: Static) -> Any:
+    """The module with the Mosaic GPU kernels where they are to run, else None."""
+    wanted = blocks.mosaic
+    if wanted is None:
+        wanted = not static.interpret and current().capability[0] == MAJOR_HOPPER and HAS_MOSAIC
+    if not wanted:
+        return None
+    from kernels_pallas.linear_token_stats import pallas_gpu_hopper
+
+    return pallas_gpu_hopper if pallas_gpu_hopper.fits(hidden, unembedding) else None
 
 
 def _squash(x: Array, bias: Array | None, inverse_temperature: Any, static: Static):
@@ -71,6 +87,11 @@ def forward(
     row_blocks, vocab_blocks = pl.cdiv(num_rows, tiles.rows), pl.cdiv(vocabulary, tiles.columns)
     splits = blocks.splits or splits_for(row_blocks, vocab_blocks, current())
     splits = min(splits, vocab_blocks)
+    if hopper := _hopper(hidden, unembedding, blocks, static):
+        operands = (hidden, unembedding, tokens, mask, bias, inverse_temperature)
+        return combine(
+            Running(*hopper.forward(*operands, static, blocks.splits)), mask, static.entropy
+        )
 
     def kernel(hidden, unembedding, tokens, scale, keep, bias, peak, total, weighted, chosen):
         i, part = pl.program_id(0), pl.program_id(1)
@@ -83,9 +104,14 @@ def forward(
 
         def visit(j: Any, running: Running) -> Running:
             columns = tr.Side.of(j * tiles.columns, tiles.columns, vocabulary)
-            x = tr.logits(hidden, unembedding, rows, columns, tiles.depth, static.interpret, static.transposed)
+            x = tr.logits(
+                hidden, unembedding, rows, columns, tiles.depth, static.interpret, static.transposed
+            )
             z, _ = _squash(
-                x, _bias(bias, columns.first, tiles.columns, vocabulary), inverse_temperature, static
+                x,
+                _bias(bias, columns.first, tiles.columns, vocabulary),
+                inverse_temperature,
+                static,
             )
             if columns.exists is not None:
                 z = jnp.where(columns.exists[None, :], z, -jnp.inf)
@@ -128,22 +154,24 @@ def backward(
     peak: Array,
     log_sum: Array,
     a: Array,
-    b: Array,
+    b: Array | None,
     c: Array,
     static: Static,
 ) -> tuple[Array, Array, Array | None]:
-    """The gradients by dz_v = p_v (a + b log p_v) + 1[v = token] c, log p = (z - peak) - log_sum."""
+    """The gradients by dz_v = p_v (a + b log p_v) + 1[v = token] c, log p = z - peak - log_sum."""
     num_rows, vocabulary = hidden.shape[0], unembedding.shape[0 if static.transposed else 1]
     blocks = blocks_of(hidden, static)
-    multiple = blocks.gradient.columns
+    gradient, multiple = _logits_gradient, blocks.gradient.columns
+    if hopper := _hopper(hidden, unembedding, blocks, static):
+        gradient, multiple = hopper.logits_gradient, hopper.COLUMNS
     chunk = blocks.chunk or chunk_columns(num_rows, vocabulary, hidden.dtype.itemsize, multiple)
-    a, b, c, unscale = _fit_half(a, b, c, hidden.dtype)
-    log_sum = jnp.where(log_sum == -jnp.inf, jnp.inf, log_sum)  # no finite logit: p = 0
+    a, b, c, unscale = _fit_half(a, jnp.zeros_like(a) if b is None else b, c, hidden.dtype)
+    log_sum = finite(log_sum)  # of rows without any finite logit, where a, b and c are 0
 
     def step(i: Any, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         d_hidden, d_unembedding, d_bias = carry
         first = jnp.reshape(jnp.asarray(i * chunk, jnp.int32), (1,))
-        d_logits, column_sums = _logits_gradient(
+        d_logits, column_sums = gradient(
             hidden, unembedding, tokens, mask, bias, inverse_temperature,
             first, peak, log_sum, a, b, c, chunk, static,
         )  # fmt: skip
@@ -161,11 +189,12 @@ def backward(
         return d_hidden, d_unembedding, d_bias
 
     chunks = pl.cdiv(vocabulary, chunk)
-    carry = (
+    zeros = (
         jnp.zeros(hidden.shape, jnp.float32),
         jnp.zeros_like(unembedding),
         jnp.zeros(0 if bias is None else chunks * chunk, jnp.float32),
     )
+    carry, _ = tr.varying_alike((zeros, (hidden, unembedding, tokens, bias, a)))
     if chunks == 1:
         d_hidden, d_unembedding, d_bias = step(0, carry)
     else:
@@ -185,7 +214,9 @@ def _fit_half(a: Array, b: Array, c: Array, dtype: Any) -> tuple[Array, Array, A
     if dtype != jnp.float16:
         return a, b, c, jnp.ones((), jnp.float32)
     largest = jnp.max(jnp.abs(a) + jnp.abs(b) + jnp.abs(c))
-    exponent = jnp.where(largest > 0, jnp.floor(jnp.log2(1024.0 / jnp.maximum(largest, 1e-30))), 0.0)
+    exponent = jnp.where(
+        largest > 0, jnp.floor(jnp.log2(1024.0 / jnp.maximum(largest, 1e-30))), 0.0
+    )
     scale = jnp.exp2(exponent)
     return a * scale, b * scale, c * scale, 1.0 / scale
 
@@ -194,7 +225,7 @@ def _logits_gradient(
     hidden, unembedding, tokens, mask, bias, inverse_temperature,
     first, peak, log_sum, a, b, c, chunk: int, static: Static,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """The gradient of `chunk` logits [N, chunk], and its sums over blocks of rows if there is a bias.
+    """The gradient of `chunk` logits [N, chunk], and its sums over blocks of rows for the bias.
 
     Columns past the vocabulary are 0; blocks of masked rows are not written.
     """
@@ -215,7 +246,9 @@ def _logits_gradient(
             peak, log_sum, a, b, c = (
                 tr.vector(ref, rows.first, tiles.rows, num_rows)[:, None] for ref in coefficients
             )
-            x = tr.logits(hidden, unembedding, rows, columns, tiles.depth, static.interpret, static.transposed)
+            x = tr.logits(
+                hidden, unembedding, rows, columns, tiles.depth, static.interpret, static.transposed
+            )
             z, slope = _squash(
                 x, _bias(bias, columns.first, tiles.columns, vocabulary), scale[0], static
             )

@@ -13,8 +13,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas import gpu_hopper as hp
+from kernels_pallas.gpu_blocks import splits_for
+from kernels_pallas.gpu_cards import current
+from kernels_pallas.gpu_hopper import COLUMNS, fits
 from kernels_pallas.gpu_triton import LOG2_E
 from kernels_pallas.records import NEVER, Static
+
+__all__ = ["COLUMNS", "fits", "forward", "logits_gradient"]
 
 MASKED = jnp.iinfo(jnp.int32).min  # in place of the token of a row that does not count
 
@@ -46,7 +51,7 @@ def _active(mask: Array | None, num_rows: int) -> Array:
     return jnp.any(padded.reshape(blocks, hp.ROWS), axis=1).astype(jnp.int32)
 
 
-def forward_parts(
+def forward(
     hidden: Array,
     unembedding: Array,
     tokens: Array,
@@ -54,12 +59,13 @@ def forward_parts(
     bias: Array | None,
     inverse_temperature: Array,
     static: Static,
-    parts: int,
+    parts: int | None = None,
 ) -> tuple[Array, ...]:
     """Peak, total, weighted sum and chosen logit of each part of the vocabulary, [parts, N]."""
     num_rows = hidden.shape[0]
     rhs, vocabulary = _unembedding(unembedding, static)
     column_tiles = pl.cdiv(vocabulary, hp.COLUMNS)
+    parts = parts or splits_for(pl.cdiv(num_rows, hp.ROWS), column_tiles, current())
     parts = min(parts, column_tiles)
     padded_rows = num_rows + -num_rows % hp.ROWS
 
@@ -116,7 +122,7 @@ def forward_parts(
         parts=parts,
         out=[jax.ShapeDtypeStruct((parts, padded_rows), jnp.float32)] * 4,
         scratch=(plgpu.SMEM((hp.GROUPS, 4, hp.GROUP_ROWS), jnp.float32),),
-        interpret=static.interpret,
+        interpret=hp.interpreter(static.interpret),
         name="linear_token_stats_forward_hopper",
     )
     return tuple(output[:, :num_rows] for output in outputs)
@@ -124,7 +130,7 @@ def forward_parts(
 
 def logits_gradient(
     hidden, unembedding, tokens, mask, bias, inverse_temperature,
-    first, peak, log_sum, a, b, c, chunk: int, static: Static, parts: int,
+    first, peak, log_sum, a, b, c, chunk: int, static: Static,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The gradient of `chunk` logits [N, chunk], and its sums over groups of rows, [groups, chunk].
 
@@ -134,6 +140,7 @@ def logits_gradient(
     rhs, vocabulary = _unembedding(unembedding, static)
     column_tiles = pl.cdiv(chunk, hp.COLUMNS)
     padded_rows = num_rows + -num_rows % hp.ROWS
+    parts = splits_for(pl.cdiv(num_rows, hp.ROWS), column_tiles, current())
     quarter = 64  # columns that leave at a time
 
     def tile(refs: Any, row: Any, j: Any, x: Array, carry: None) -> None:
@@ -151,12 +158,11 @@ def logits_gradient(
         d_z = jnp.where((columns < vocabulary) & (token != MASKED), d_z, 0.0)
         local = j * hp.COLUMNS
         for n in range(hp.COLUMNS // quarter):
-            plgpu.wait_smem_to_gmem(1, wait_read_only=True)
-            slot, part = n % 2, slice(n * quarter, (n + 1) * quarter)
-            buffer[slot] = d_z[:, part].astype(buffer.dtype)
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            buffer[...] = d_z[:, n * quarter : (n + 1) * quarter].astype(buffer.dtype)
             plgpu.commit_smem()
             where = pl.ds(row, hp.GROUP_ROWS), pl.ds(local + n * quarter, quarter)
-            plgpu.copy_smem_to_gmem(buffer.at[slot], d_logits.at[where])
+            plgpu.copy_smem_to_gmem(buffer, d_logits.at[where])
         if bias is not None:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             sums_buffer[...] = jnp.sum(d_z, axis=0)
@@ -187,16 +193,16 @@ def logits_gradient(
         first=first,
         active=active,
         column_tiles=column_tiles,
-        parts=min(parts, column_tiles),
+        parts=parts,
         out=[
             jax.ShapeDtypeStruct((num_rows, chunk), hidden.dtype),
             jax.ShapeDtypeStruct((groups, column_tiles * hp.COLUMNS), jnp.float32),
         ],
         scratch=(
-            plgpu.SMEM((hp.GROUPS, 2, hp.GROUP_ROWS, quarter), hidden.dtype, transforms=hp.SWIZZLE),
+            plgpu.SMEM((hp.GROUPS, hp.GROUP_ROWS, quarter), hidden.dtype, transforms=hp.SWIZZLE),
             plgpu.SMEM((hp.GROUPS, hp.COLUMNS), jnp.float32),
         ),
-        interpret=static.interpret,
+        interpret=hp.interpreter(static.interpret),
         name="linear_token_stats_logits_gradient_hopper",
     )
     if bias is not None:

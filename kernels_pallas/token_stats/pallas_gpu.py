@@ -24,9 +24,7 @@ def _scaled(logits: Any, rows: tr.Side, columns: tr.Side, inverse_temperature: A
     return z if columns.exists is None else jnp.where(columns.exists[None, :], z, -jnp.inf)
 
 
-def forward(
-    logits: Array, tokens: Array, inverse_temperature: Array, static: Static
-) -> ShardStats:
+def forward(logits: Array, tokens: Array, inverse_temperature: Array, static: Static) -> ShardStats:
     """logits [N, V], tokens int [N]."""
     num_rows, vocabulary = logits.shape
     blocks = static.config or blocks_for("token_stats", str(logits.dtype))
@@ -72,7 +70,7 @@ def backward(
     peak: Array,
     log_sum: Array,
     a: Array,
-    b: Array,
+    b: Array | None,
     c: Array,
     static: Static,
 ) -> Array:
@@ -103,5 +101,5 @@ def backward(
         name="token_stats_backward",
     )(
         logits, tokens.astype(jnp.int32), inverse_temperature.reshape(1).astype(jnp.float32),
-        peak, jnp.where(log_sum == -jnp.inf, jnp.inf, log_sum), a, b, c,
+        peak, tr.finite(log_sum), a, jnp.zeros_like(a) if b is None else b, c,
     )  # fmt: skip

@@ -1,0 +1,216 @@
+"""Compiles every GPU kernel for cards that are not here, and reads what the compiler says of it.
+
+Needs the CUDA plugin of JAX and ptxas (`make aot` sets up an environment), but no card. Times
+cannot be had this way; spills, registers, temporary memory and the matrix instruction can.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+TARGETS = Path(__file__).parent / "targets"
+CARDS = ("a100", "h100", "h200", "b200")
+INSTRUCTIONS = ("tcgen05.mma", "wgmma.mma_async", "mma.sync")
+NUM_ROWS, WIDTH, VOCABULARY = 4096, 4096, 151936
+
+
+class Program(NamedTuple):
+    """One thing to compile."""
+
+    kernel: str
+    direction: str  # forward or backward
+    dtype: str
+    variant: str  # "[D,V]", "[V,D]", "options" (mask, bias, softcap and a ragged tail), or ""
+
+    def name(self) -> str:
+        return " ".join(part for part in self if part)
+
+
+def programs() -> list[Program]:
+    listed = []
+    for direction in ("forward", "backward"):
+        for variant in ("[D,V]", "[V,D]", "options"):
+            listed.append(Program("linear_token_stats", direction, "bfloat16", variant))
+        listed.append(Program("linear_token_stats", direction, "float16", "[D,V]"))
+        listed.append(Program("linear_token_stats", direction, "float32", "[D,V]"))
+        listed.append(Program("linear_token_stats", direction, "float32", "options"))
+        for dtype in ("bfloat16", "float32"):
+            listed.append(Program("linear_kl", direction, dtype, "[D,V]"))
+            listed.append(Program("linear_kl", direction, dtype, "[V,D]"))
+            listed.append(Program("token_stats", direction, dtype, ""))
+            listed.append(Program("categorical_kl", direction, dtype, ""))
+    return listed
+
+
+def ptxas() -> str | None:
+    """Its path: of the compiler wheels of this environment, or of the system."""
+    spec = find_spec("nvidia")
+    for folder in [] if spec is None else spec.submodule_search_locations or []:
+        if (file := Path(folder) / "cu13" / "bin" / "ptxas").is_file():
+            return str(file)
+    return shutil.which("ptxas")
+
+
+def available() -> bool:
+    """Whether kernels can be compiled for cards here."""
+    return ptxas() is not None and find_spec("jax_cuda13_plugin") is not None
+
+
+def rows(only: str = "") -> list[dict[str, Any]]:
+    """One row per kernel, card and type whose "card kernel ..." matches the expression `only`.
+
+    Compilers are told where to leave their output before they load: in a process of its own.
+    """
+    return list(_each_row(only))
+
+
+def _each_row(only: str) -> Iterator[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {
+            "JAX_PLATFORMS": "cpu",
+            "CUDA_VISIBLE_DEVICES": "-1",
+            "XLA_FLAGS": f"--xla_gpu_autotune_level=0 --xla_dump_to={folder}/xla "
+            "--xla_dump_emitter_re=.* --xla_dump_hlo_module_re=NONE",
+            "MOSAIC_GPU_DUMP_TO": f"{folder}/mosaic",
+            "MOSAIC_GPU_DUMP_PTX": "1",
+        }
+        command = [sys.executable, "-m", "kernels_pallas.aot.gpu", folder, only]
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                yield json.loads(line)
+        if process.returncode:
+            raise RuntimeError(f"compiling for GPUs ended with status {process.returncode}")
+
+
+def _inputs(program: Program) -> tuple[Any, tuple[Any, ...]]:
+    """The function and the shapes of its arguments."""
+    import jax
+    import jax.numpy as jnp
+
+    from kernels_pallas.records import KLStatic, KLStats, Static
+
+    def shape(*sizes: int, dtype: Any = program.dtype) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(sizes, dtype)
+
+    options = program.variant == "options"
+    transposed = program.variant == "[V,D]"
+    n, d, v = (NUM_ROWS - 96, WIDTH - 8, 50257) if options else (NUM_ROWS, WIDTH, VOCABULARY)
+    vector, scalar = shape(n, dtype=jnp.float32), shape(dtype=jnp.float32)
+    tokens = shape(n, dtype=jnp.int32)
+    hidden, unembedding = shape(n, d), shape(v, d) if transposed else shape(d, v)
+    module = import_module(f"kernels_pallas.{program.kernel}.pallas_gpu")
+    function = getattr(module, program.direction)
+    backward = program.direction == "backward"
+    if program.kernel in ("linear_token_stats", "token_stats"):
+        static = Static(transposed, 30.0 if options else None, True, None, False)
+        if program.kernel == "token_stats":
+            arguments = (shape(n, v), tokens, scalar)
+        else:
+            mask, bias = shape(n, dtype=jnp.bool_), shape(v, dtype=jnp.float32)
+            optional = (mask, bias) if options else (None, None)
+            arguments = (hidden, unembedding, tokens, *optional, scalar)
+        arguments += (vector,) * 5 if backward else ()
+    else:
+        if program.kernel == "linear_kl":
+            static: Any = KLStatic(transposed, transposed, None, False)
+            arguments = ((hidden, unembedding),) * 2
+        else:
+            static = KLStatic(False, False, None, False)
+            arguments = (shape(n, v), shape(n, v))
+        arguments += (KLStats(*(vector,) * 5), vector) if backward else ()
+    return lambda *arguments: function(*arguments, static), arguments
+
+
+def _compile(program: Program, card: str) -> Any:
+    import jax
+    from jax.experimental import topologies
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    topology = topologies.get_topology_desc(
+        platform="cuda",
+        topology_name=card,
+        target_config=(TARGETS / f"{card}.txtpb").read_text(),
+        topology="1x1x1",
+    )
+    mesh = topologies.make_mesh(topology, (1,), ("x",))
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    function, arguments = _inputs(program)
+    arguments = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), arguments
+    )
+    # The abstract mesh tells the kernels which card they are traced for.
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        return jax.jit(function).lower(*arguments).compile()
+
+
+class Entry(NamedTuple):
+    """What ptxas says of one kernel."""
+
+    name: str
+    registers: int
+    spilled: int  # bytes stored and loaded again
+    instruction: str
+
+
+def read_ptx(text: str) -> list[Entry]:
+    """Assembles the file once more, verbosely. Fusions of XLA itself are left out."""
+    target = re.search(r"\.target\s+(\w+)", text)
+    assert target is not None
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(text)
+        file.flush()
+        command = [ptxas() or "ptxas", "-v", f"-arch={target[1]}", file.name, "-o", os.devnull]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    bodies = re.split(r"\.entry\s+", text)[1:]
+    entries = []
+    for part in re.split(r"Compiling entry function '", said)[1:]:
+        name = part.split("'")[0]
+        if "fusion" in name:
+            continue
+        body = next(body for body in bodies if re.match(rf"{re.escape(name)}\b", body))
+        spilled = sum(int(n) for n in re.findall(r"(\d+) bytes spill", part))
+        registers = re.search(r"Used (\d+) registers", part)
+        used = next((name for name in INSTRUCTIONS if name in body), "")
+        entries.append(Entry(name, int(registers[1]) if registers else 0, spilled, used))
+    return entries
+
+
+def _main(folder: str, only: str) -> None:
+    dumps = Path(folder)
+    (dumps / "mosaic").mkdir(exist_ok=True)
+    for card in CARDS:
+        for program in programs():
+            if not re.search(only, f"{card} {program.name()}"):
+                continue
+            memory = _compile(program, card).memory_analysis()
+            row = {
+                "card": card,
+                "program": program.name(),
+                "temp_bytes": memory.temp_size_in_bytes,
+                "peak_bytes": memory.argument_size_in_bytes
+                + memory.output_size_in_bytes
+                + memory.temp_size_in_bytes
+                - memory.alias_size_in_bytes,
+            }
+            files = sorted(dumps.rglob("*.ptx"))
+            for entry in (entry for file in files for entry in read_ptx(file.read_text())):
+                print(json.dumps(row | entry._asdict()), flush=True)
+            for file in dumps.rglob("*"):
+                if file.is_file():
+                    file.unlink()
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
