@@ -1,8 +1,8 @@
 """Tries block sizes of the GPU kernels on the card that is here, and keeps the fastest.
 
 `python -m kernels_pallas.autotune [--only=REGEX]` times each candidate for each kernel and type,
-and writes the best to the file that the heuristic's override reads (`gpu_blocks.settings_file`). Exit 2
-if there is no GPU.
+and writes the best to the file that the heuristic's override reads (`gpu_blocks.settings_file`).
+Exit 2 if there is no GPU.
 """
 
 import argparse

@@ -77,7 +77,7 @@ def splits_for(row_blocks: int, vocab_blocks: int, card: Card) -> int:
 
     Each part has 4 blocks at least, and the smallest number within 3% of the best is taken.
     """
-    most = max(1, min(vocab_blocks // 4, -(-8 * card.multiprocessors // row_blocks)))
+    most = max(1, min(vocab_blocks // 4, -(-16 * card.multiprocessors // row_blocks)))
 
     def use(splits: int) -> float:
         """Busy share of the multiprocessors over all waves, each split as long as its longest."""

@@ -1,8 +1,8 @@
 """Checks the GPU kernels on the card that is here: values against float64, then speed.
 
 `python -m kernels_pallas.gpu_check [--only=REGEX]` takes a few minutes. It prints one line per
-kernel with the largest error of values and gradients, then TFLOP/s or GB/s with the share of what the
-vendor promises. Exit 0 if all values are right, 1 if not, 2 if there is no GPU.
+kernel with the largest error of values and gradients, then TFLOP/s or GB/s with the share of what
+the vendor promises. Exit 0 if all values are right, 1 if not, 2 if there is no GPU.
 """
 
 import argparse

@@ -1,0 +1,105 @@
+"""Block sizes of the GPU kernels, and commands that need a card."""
+
+import json
+
+import pytest
+
+from kernels_pallas import autotune, gpu_blocks, gpu_check
+from kernels_pallas.aot import gpu as aot
+from kernels_pallas.gpu_cards import CARDS, by_name
+
+H100 = CARDS[1]
+
+
+def test_cards_by_name():
+    assert by_name("NVIDIA H100 80GB HBM3") == H100
+    assert by_name("NVIDIA A100-SXM4-80GB") == CARDS[0]
+    assert by_name("cpu") is None
+
+
+@pytest.mark.parametrize("row_blocks", [1, 3, 32, 64, 131, 133, 1000])
+def test_splits_keep_nine_tenths_of_the_card_busy(row_blocks):
+    vocab_blocks = 1187
+    splits = gpu_blocks.splits_for(row_blocks, vocab_blocks, H100)
+    longest = -(-vocab_blocks // splits)
+    assert longest >= 4
+    waves = -(-row_blocks * splits // H100.multiprocessors)
+    busy = row_blocks * vocab_blocks / (waves * longest * H100.multiprocessors)
+    assert busy > 0.9
+
+
+def test_small_vocabularies_are_not_split():
+    assert gpu_blocks.splits_for(1, 7, H100) == 1
+
+
+@pytest.mark.parametrize(("num_rows", "vocabulary"), [(8, 1), (8192, 151936), (1 << 20, 50257)])
+def test_chunks_cover_the_vocabulary_within_their_bytes(num_rows, vocabulary):
+    chunk = gpu_blocks.chunk_columns(num_rows, vocabulary, 2, 256)
+    assert chunk % 256 == 0
+    chunks = -(-vocabulary // chunk)
+    assert chunks * chunk - vocabulary < 256 * chunks  # no chunk in vain
+    assert chunk <= max(1024, gpu_blocks.CHUNK_BYTES // (2 * num_rows)) + 256
+
+
+def test_what_was_measured_overrides_the_heuristic(tmp_path, monkeypatch):
+    ours = gpu_blocks.heuristic("linear_kl", "float32", H100)
+    tiles = ours.forward._replace(rows=32)
+    ours = ours._replace(forward=tiles, splits=7)
+    file = tmp_path / "blocks.json"
+    file.write_text(json.dumps({"linear_kl/H100/float32": ours}))
+    monkeypatch.setenv("KERNELS_PALLAS_BLOCKS", str(file))
+    gpu_blocks.measured.cache_clear()
+    try:
+        assert gpu_blocks.blocks_for("linear_kl", "float32", H100) == ours
+        other = gpu_blocks.blocks_for("linear_kl", "float32", CARDS[0])
+        assert other == gpu_blocks.heuristic("linear_kl", "float32", CARDS[0])
+    finally:
+        gpu_blocks.measured.cache_clear()
+
+
+@pytest.mark.parametrize("command", [gpu_check, autotune])
+def test_without_a_gpu_commands_say_so_in_one_line(command, capsys):
+    assert command.main([]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert "no GPU here" in said.err
+
+
+PTX = """
+.version 8.0
+.target sm_90a
+.address_size 64
+.visible .entry ours(.param .u64 p)
+{
+  .reg .b32 %r<2>;
+  mov.u32 %r1, 1;
+  ret;
+}
+.visible .entry loop_fusion_1(.param .u64 p)
+{
+  ret;
+}
+"""
+
+
+@pytest.mark.skipif(not aot.available(), reason="needs the CUDA plugin and ptxas")
+def test_ptxas_is_read():
+    (entry,) = aot.read_ptx(PTX)
+    assert entry.name == "ours"
+    assert entry.spilled == 0
+    assert 0 < entry.registers < 32
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not aot.available(), reason="needs the CUDA plugin and ptxas")
+@pytest.mark.parametrize(
+    ("card", "instruction"),
+    [("a100", "mma.sync"), ("h100", "wgmma.mma_async"), ("b200", "tcgen05.mma")],
+)
+def test_kernels_spill_nothing(card, instruction):
+    rows = aot.rows(rf"{card} linear_token_stats \w+ bfloat16 \[V,D\]")
+    assert len(rows) >= 4  # forward, and backward in three kernels
+    for row in rows:
+        assert row["spilled"] == 0, row
+        assert row["instruction"] == instruction, row
