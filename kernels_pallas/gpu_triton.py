@@ -124,10 +124,14 @@ def exp(x: Array) -> Array:
 
 def varying_alike(tree: Any) -> Any:
     """All arrays vary over the mesh axes that any of them varies over; for use in `shard_map`."""
-    axes = frozenset().union(*(jax.typeof(x).vma for x in jax.tree.leaves(tree)))
+
+    def axes_of(x: Array) -> frozenset[str]:
+        return frozenset(jax.typeof(x).manual_axis_type.varying)
+
+    axes = frozenset().union(*map(axes_of, jax.tree.leaves(tree)))
 
     def vary(x: Array) -> Array:
-        missing = tuple(sorted(axes - jax.typeof(x).vma))
+        missing = tuple(sorted(axes - axes_of(x)))
         return lax.pcast(x, missing, to="varying") if missing else x
 
     return jax.tree.map(vary, tree)
@@ -148,11 +152,13 @@ def call(
 
     def run(*operands: Array) -> Any:
         operands = varying_alike(operands)
-        axes = jax.typeof(operands[0]).vma
+        axes = jax.typeof(operands[0]).manual_axis_type
         return pl.pallas_call(
             kernel,
             grid=grid,
-            out_shape=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, vma=axes), out),
+            out_shape=jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=axes), out
+            ),
             input_output_aliases=aliases or {},
             compiler_params=plgpu.CompilerParams(num_warps=warps, num_stages=stages),
             interpret=bool(interpret),
