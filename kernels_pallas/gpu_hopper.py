@@ -50,22 +50,22 @@ def load_rows(ref: Any, first: Any) -> Array:
     return plgpu.load(ref.at[pl.ds(first, GROUP_ROWS)], layout=BY_ROW, optimized=False)
 
 
-def load_columns(ref: Any, first: Any) -> Array:
-    return plgpu.load(ref.at[pl.ds(first, COLUMNS)], layout=BY_COLUMN, optimized=False)
+def load_columns(ref: Any, first: Any, size: int = COLUMNS) -> Array:
+    return plgpu.load(ref.at[pl.ds(first, size)], layout=BY_COLUMN, optimized=False)
 
 
-def across(vector: Array) -> Array:
-    """[64] -> [64, 256]."""
-    return lax.broadcast_in_dim(vector, (GROUP_ROWS, COLUMNS), (0,))
+def across(vector: Array, columns: int = COLUMNS) -> Array:
+    """[64] -> [64, columns]."""
+    return lax.broadcast_in_dim(vector, (GROUP_ROWS, columns), (0,))
 
 
 def down(vector: Array) -> Array:
-    """[256] -> [64, 256]."""
-    return lax.broadcast_in_dim(vector, (GROUP_ROWS, COLUMNS), (1,))
+    """[columns] -> [64, columns]."""
+    return lax.broadcast_in_dim(vector, (GROUP_ROWS, vector.shape[0]), (1,))
 
 
-def column_numbers(first: Any) -> Array:
-    shape = (GROUP_ROWS, COLUMNS)
+def column_numbers(first: Any, size: int = COLUMNS) -> Array:
+    shape = (GROUP_ROWS, size)
     return first + plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA)
 
 

@@ -177,7 +177,7 @@ def read_ptx(text: str) -> list[Entry]:
     entries = []
     for part in re.split(r"Compiling entry function '", said)[1:]:
         name = part.split("'")[0]
-        if "fusion" in name:
+        if "fusion" in name or name.startswith("wrapped_"):
             continue
         body = next(body for body in bodies if re.match(rf"{re.escape(name)}\b", body))
         spilled = sum(int(n) for n in re.findall(r"(\d+) bytes spill", part))

@@ -146,29 +146,30 @@ def logits_gradient(
     def tile(refs: Any, row: Any, j: Any, x: Array, carry: None) -> None:
         tokens, scale, first, *vectors = refs[:8]
         *_, d_logits, sums, buffer, sums_buffer = refs
-        columns = hp.column_numbers(first[0] + j * hp.COLUMNS)
-        if bias is not None:
-            x = x + hp.down(hp.load_columns(refs[8], first[0] + j * hp.COLUMNS))
-        z, slope = _squash(x, scale[0], static.softcap)
-        token = hp.across(hp.load_rows(tokens, row))
-        peak, log_sum, a, b, c = (hp.across(hp.load_rows(ref, row)) for ref in vectors)
-        log_p = jnp.maximum((z - peak) - log_sum, NEVER)
-        d_z = jnp.exp2(log_p * LOG2_E) * (a + b * log_p)
-        d_z = (d_z + jnp.where(columns == token, c, 0.0)) * slope
-        d_z = jnp.where((columns < vocabulary) & (token != MASKED), d_z, 0.0)
-        local = j * hp.COLUMNS
+        rows = [hp.load_rows(ref, row) for ref in (tokens, *vectors)]
+        # A quarter of the columns at a time: whole tiles of p and log p would not fit.
         for n in range(hp.COLUMNS // quarter):
+            local = j * hp.COLUMNS + n * quarter
+            columns = hp.column_numbers(first[0] + local, quarter)
+            product = x[:, n * quarter : (n + 1) * quarter]
+            if bias is not None:
+                product = product + hp.down(hp.load_columns(refs[8], first[0] + local, quarter))
+            z, slope = _squash(product, scale[0], static.softcap)
+            token, peak, log_sum, a, b, c = (hp.across(value, quarter) for value in rows)
+            log_p = jnp.maximum((z - peak) - log_sum, NEVER)
+            d_z = jnp.exp2(log_p * LOG2_E) * (a + b * log_p)
+            d_z = (d_z + jnp.where(columns == token, c, 0.0)) * slope
+            d_z = jnp.where((columns < vocabulary) & (token != MASKED), d_z, 0.0)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            buffer[...] = d_z[:, n * quarter : (n + 1) * quarter].astype(buffer.dtype)
+            buffer[...] = d_z.astype(buffer.dtype)
+            if bias is not None:
+                sums_buffer[...] = jnp.sum(d_z, axis=0)
             plgpu.commit_smem()
-            where = pl.ds(row, hp.GROUP_ROWS), pl.ds(local + n * quarter, quarter)
-            plgpu.copy_smem_to_gmem(buffer, d_logits.at[where])
-        if bias is not None:
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            sums_buffer[...] = jnp.sum(d_z, axis=0)
-            plgpu.commit_smem()
-            group = lax.div(row, hp.GROUP_ROWS)
-            plgpu.copy_smem_to_gmem(sums_buffer, sums.at[group, pl.ds(local, hp.COLUMNS)])
+            here = pl.ds(local, quarter)
+            plgpu.copy_smem_to_gmem(buffer, d_logits.at[pl.ds(row, hp.GROUP_ROWS), here])
+            if bias is not None:
+                group = lax.div(row, hp.GROUP_ROWS)
+                plgpu.copy_smem_to_gmem(sums_buffer, sums.at[group, here])
 
     def finish(refs: Any, row: Any, part: Any, carry: None) -> None:
         plgpu.wait_smem_to_gmem(0)
@@ -200,7 +201,7 @@ def logits_gradient(
         ],
         scratch=(
             plgpu.SMEM((hp.GROUPS, hp.GROUP_ROWS, quarter), hidden.dtype, transforms=hp.SWIZZLE),
-            plgpu.SMEM((hp.GROUPS, hp.COLUMNS), jnp.float32),
+            plgpu.SMEM((hp.GROUPS, quarter), jnp.float32),
         ),
         interpret=hp.interpreter(static.interpret),
         name="linear_token_stats_logits_gradient_hopper",
