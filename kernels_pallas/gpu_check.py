@@ -25,8 +25,8 @@ from kernels_pallas.records import KLStatic, Static
 from kernels_pallas.token_stats import pallas_gpu as token_stats
 
 # Errors allowed, over the largest number of the array: of float32 sums; and for gradients of
-# two-byte types, whose logit gradients and results are rounded to 8 (11) bits.
-TOLERANCE = {"float32": (1e-5, 1e-5), "float16": (1e-5, 2e-3), "bfloat16": (1e-5, 1e-2)}
+# bfloat16, whose logit gradients and results are rounded to 8 bits.
+TOLERANCE = {"float32": (1e-5, 1e-5), "bfloat16": (1e-5, 1e-2)}
 
 
 def softmax64(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -59,7 +59,7 @@ class Case(NamedTuple):
 CASES = tuple(
     Case(kernel, dtype, transposed)
     for kernel in ("linear_token_stats", "linear_kl", "token_stats", "categorical_kl")
-    for dtype in ("bfloat16", "float16", "float32")
+    for dtype in ("bfloat16", "float32")
     for transposed in ((False, True) if "linear" in kernel else (False,))
 )
 

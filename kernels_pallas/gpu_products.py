@@ -18,14 +18,14 @@ def _keep(keep_ref: Any, first: Any, size: int, num_rows: int) -> tr.Side:
 
 
 def multiply_hidden_gradient(
-    d_logits: Array, unembedding: Array, mask: Array | None, first: Array, unscale: Array,
+    d_logits: Array, unembedding: Array, mask: Array | None, first: Array,
     d_hidden: Array, tiles: Tiles, interpret: Any, transposed: bool,
 ) -> Array:  # fmt: skip
-    """d_hidden [N, D] + d_logits [N, chunk] · unembedding[:, first:]ᵀ · unscale, in float32."""
+    """d_hidden [N, D] + d_logits [N, chunk] · unembedding[:, first:]ᵀ, in float32."""
     num_rows, width = d_hidden.shape
     chunk, vocabulary = d_logits.shape[1], unembedding.shape[0 if transposed else 1]
 
-    def kernel(d_logits, unembedding, first, unscale, keep, before, d_hidden):
+    def kernel(d_logits, unembedding, first, keep, before, d_hidden):
         rows = _keep(keep, pl.program_id(0) * tiles.rows, tiles.rows, num_rows)
         across = tr.Side.of(pl.program_id(1) * tiles.columns, tiles.columns, width)
 
@@ -41,18 +41,18 @@ def multiply_hidden_gradient(
         def work():
             steps = pl.cdiv(chunk, tiles.depth)
             sum = tr.sum_products(steps, (tiles.rows, tiles.columns), product)
-            tr.store_tile(d_hidden, rows, across, tr.tile(before, rows, across) + sum * unscale[0])
+            tr.store_tile(d_hidden, rows, across, tr.tile(before, rows, across) + sum)
 
         if keep is None:
             work()
         else:
-            pl.when(jnp.any(rows.exists))(work)
+            pl.when(jnp.max(rows.exists.astype(jnp.int32)) > 0)(work)  # `any` Triton's lowering lacks
 
-    operands = [d_logits, unembedding, first, unscale.reshape(1)]
+    operands = [d_logits, unembedding, first]
     if mask is not None:
         operands.append(mask.astype(jnp.int32))
     return tr.call(
-        tr.with_optional(kernel, 4, (mask is not None,)),
+        tr.with_optional(kernel, 3, (mask is not None,)),
         grid=(pl.cdiv(num_rows, tiles.rows), pl.cdiv(width, tiles.columns)),
         out=tr.float32(num_rows, width),
         warps=tiles.warps,
@@ -64,15 +64,15 @@ def multiply_hidden_gradient(
 
 
 def multiply_unembedding_gradient(
-    d_logits: Array, hidden: Array, mask: Array | None, first: Array, unscale: Array,
+    d_logits: Array, hidden: Array, mask: Array | None, first: Array,
     d_unembedding: Array, tiles: Tiles, interpret: Any, transposed: bool,
 ) -> Array:  # fmt: skip
-    """d_unembedding with hiddenᵀ · d_logits · unscale in the columns from `first` on."""
+    """d_unembedding with hiddenᵀ · d_logits in the columns from `first` on."""
     num_rows, width = hidden.shape
     chunk, vocabulary = d_logits.shape[1], d_unembedding.shape[0 if transposed else 1]
     row_blocks = pl.cdiv(num_rows, tiles.depth)
 
-    def kernel(d_logits, hidden, first, unscale, keep, order, count, before, d_unembedding):
+    def kernel(d_logits, hidden, first, keep, order, count, before, d_unembedding):
         del before  # the same memory as d_unembedding; other chunks stay as they are
         v, d = (pl.program_id(1 - transposed), pl.program_id(int(transposed)))
         local = tr.Side.of(v * tiles.columns, tiles.columns, chunk)
@@ -92,9 +92,9 @@ def multiply_unembedding_gradient(
             shape, sides = shape[::-1], sides[::-1]
         steps = row_blocks if count is None else count[0]
         sum = tr.sum_products(steps, shape, product)
-        tr.store_tile(d_unembedding, *sides, sum * unscale[0])
+        tr.store_tile(d_unembedding, *sides, sum)
 
-    operands = [d_logits, hidden, first, unscale.reshape(1)]
+    operands = [d_logits, hidden, first]
     if mask is not None:
         padded = jnp.pad(mask, (0, row_blocks * tiles.depth - num_rows))
         active = jnp.any(padded.reshape(row_blocks, tiles.depth), axis=1)
@@ -103,7 +103,7 @@ def multiply_unembedding_gradient(
         operands += [mask.astype(jnp.int32), order, count]
     grid = (pl.cdiv(width, tiles.rows), pl.cdiv(chunk, tiles.columns))
     return tr.call(
-        tr.with_optional(kernel, 4, (mask is not None,) * 3),
+        tr.with_optional(kernel, 3, (mask is not None,) * 3),
         grid=grid[::-1] if transposed else grid,
         out=jax.ShapeDtypeStruct(d_unembedding.shape, d_unembedding.dtype),
         warps=tiles.warps,

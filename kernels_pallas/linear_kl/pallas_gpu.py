@@ -82,7 +82,6 @@ def backward(
     blocks = _blocks(pair_p, static)
     size = pair_p[0].dtype.itemsize + pair_q[0].dtype.itemsize
     chunk = blocks.chunk or chunk_columns(num_rows, vocabulary, size, blocks.gradient.columns)
-    one = jnp.ones((), jnp.float32)
     sides = ((pair_p, static.transposed_p), (pair_q, static.transposed_q))
 
     def step(i: Any, carry: tuple[Pair, Pair]) -> tuple[Pair, ...]:
@@ -93,11 +92,11 @@ def backward(
             (hidden, unembedding), transposed = side
             return (
                 multiply_hidden_gradient(
-                    d_z, unembedding, None, first, one, before[0],
+                    d_z, unembedding, None, first, before[0],
                     blocks.product, static.interpret, transposed,
                 ),
                 multiply_unembedding_gradient(
-                    d_z, hidden, None, first, one, before[1],
+                    d_z, hidden, None, first, before[1],
                     blocks.product, static.interpret, transposed,
                 ),
             )  # fmt: skip

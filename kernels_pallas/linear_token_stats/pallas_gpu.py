@@ -165,7 +165,7 @@ def backward(
     if hopper := _hopper(hidden, unembedding, blocks, static):
         gradient, multiple = hopper.logits_gradient, hopper.COLUMNS
     chunk = blocks.chunk or chunk_columns(num_rows, vocabulary, hidden.dtype.itemsize, multiple)
-    a, b, c, unscale = _fit_half(a, jnp.zeros_like(a) if b is None else b, c, hidden.dtype)
+    b = jnp.zeros_like(a) if b is None else b
     log_sum = finite(log_sum)  # of rows without any finite logit, where a, b and c are 0
 
     def step(i: Any, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -176,15 +176,15 @@ def backward(
             first, peak, log_sum, a, b, c, chunk, static,
         )  # fmt: skip
         d_hidden = multiply_hidden_gradient(
-            d_logits, unembedding, mask, first, unscale, d_hidden,
+            d_logits, unembedding, mask, first, d_hidden,
             blocks.product, static.interpret, static.transposed,
         )  # fmt: skip
         d_unembedding = multiply_unembedding_gradient(
-            d_logits, hidden, mask, first, unscale, d_unembedding,
+            d_logits, hidden, mask, first, d_unembedding,
             blocks.product, static.interpret, static.transposed,
         )  # fmt: skip
         if bias is not None:
-            sums = jnp.sum(column_sums, axis=0) * unscale
+            sums = jnp.sum(column_sums, axis=0)
             d_bias = lax.dynamic_update_slice(d_bias, sums, (i * chunk,))
         return d_hidden, d_unembedding, d_bias
 
@@ -204,21 +204,6 @@ def backward(
         d_unembedding,
         None if bias is None else d_bias[:vocabulary],
     )
-
-
-def _fit_half(a: Array, b: Array, c: Array, dtype: Any) -> tuple[Array, Array, Array, Array]:
-    """For float16, whose least number is 6e-8: coefficients near 1024, and the factor undone later.
-
-    A mean over tokens makes them 1e-4 and less, and a rare token's probability does the rest.
-    """
-    if dtype != jnp.float16:
-        return a, b, c, jnp.ones((), jnp.float32)
-    largest = jnp.max(jnp.abs(a) + jnp.abs(b) + jnp.abs(c))
-    exponent = jnp.where(
-        largest > 0, jnp.floor(jnp.log2(1024.0 / jnp.maximum(largest, 1e-30))), 0.0
-    )
-    scale = jnp.exp2(exponent)
-    return a * scale, b * scale, c * scale, 1.0 / scale
 
 
 def _logits_gradient(
