@@ -63,13 +63,20 @@ def blocks_for(operation: str, dtype: str, card: Card | None = None) -> GpuBlock
 
 def heuristic(operation: str, dtype: str, card: Card) -> GpuBlocks:
     """The largest tiles that keep every value in registers on the card."""
+    if not operation.startswith("linear"):
+        few = Tiles(8, 512, 0, 4, 3)  # bound by memory: long pieces of few rows
+        return GpuBlocks(few, few, few)
     major = card.capability[0]
     if dtype == "float32":
-        small = Tiles(64, 64, 32, 4, 2)
+        # Ampere has the factors' parts in registers, the others in shared memory.
+        small = Tiles(64, 64, 16 if major == MAJOR_AMPERE else 32, 4, 2)
         return GpuBlocks(small, small, small)
     wide = Tiles(128, 128, 64, 8, 2 if major == MAJOR_AMPERE else 3)
+    tiles = wide
+    if operation == "linear_kl" and major == MAJOR_AMPERE:
+        tiles = wide._replace(columns=64)  # two products at a time
     stages = 4 if major == MAJOR_BLACKWELL else wide.stages
-    return GpuBlocks(wide, wide, wide._replace(stages=stages))
+    return GpuBlocks(tiles, tiles, wide._replace(stages=stages))
 
 
 def splits_for(row_blocks: int, vocab_blocks: int, card: Card) -> int:

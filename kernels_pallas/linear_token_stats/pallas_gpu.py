@@ -216,6 +216,8 @@ def _logits_gradient(
     """
     num_rows, vocabulary = hidden.shape[0], unembedding.shape[0 if static.transposed else 1]
     tiles = blocks_of(hidden, static).gradient
+    if static.softcap is not None:  # its slope is one more tile of registers
+        tiles = tiles._replace(columns=max(16, tiles.columns // 2))
     row_blocks = pl.cdiv(num_rows, tiles.rows)
 
     def kernel(hidden, unembedding, tokens, scale, keep, bias, first, *refs):
