@@ -16,15 +16,21 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 GROUPS, GROUP_ROWS, COLUMNS, DEPTH, STAGES = 2, 64, 256, 64, 4
 ROWS = GROUPS * GROUP_ROWS
-SWIZZLE = (plgpu.TilingTransform((8, DEPTH)), plgpu.SwizzleTransform(128))  # 64 numbers of two bytes
+SWIZZLE = (
+    plgpu.TilingTransform((8, DEPTH)),
+    plgpu.SwizzleTransform(128),
+)  # 64 numbers of two bytes
 
 LANE = plgpu.LoweringSemantics.Lane  # layouts of registers are ours to say, in every version
 BY_ROW, BY_COLUMN = plgpu.Layout.WGMMA.reduce(1), plgpu.Layout.WGMMA.reduce(0)
 
 
 def fits(lhs: Array, rhs: Array) -> bool:
-    """bfloat16, with rows that begin at multiples of 16 bytes."""
-    return all(x.dtype == jnp.bfloat16 and x.shape[1] % 8 == 0 for x in (lhs, rhs))
+    """bfloat16 in whole tiles of 8 x 64: a copy may reach past the end, but not divide a tile."""
+    return all(
+        x.dtype == jnp.bfloat16 and x.shape[0] % 8 == 0 and x.shape[1] % DEPTH == 0
+        for x in (lhs, rhs)
+    )
 
 
 def interpreter(interpret: Any) -> Any:

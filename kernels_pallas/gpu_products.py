@@ -46,7 +46,9 @@ def multiply_hidden_gradient(
         if keep is None:
             work()
         else:
-            pl.when(jnp.max(rows.exists.astype(jnp.int32)) > 0)(work)  # `any` Triton's lowering lacks
+            pl.when(jnp.max(rows.exists.astype(jnp.int32)) > 0)(
+                work
+            )  # `any` Triton's lowering lacks
 
     operands = [d_logits, unembedding, first]
     if mask is not None:

@@ -29,7 +29,7 @@ class Program(NamedTuple):
     kernel: str
     direction: str  # forward or backward
     dtype: str
-    variant: str  # "[D,V]", "[V,D]", "options" (mask, bias, softcap and a ragged tail), or ""
+    variant: str  # "[D,V]", "[V,D]", the same with "options" (mask, bias, softcap, ragged), or ""
 
     def name(self) -> str:
         return " ".join(part for part in self if part)
@@ -38,10 +38,10 @@ class Program(NamedTuple):
 def programs() -> list[Program]:
     listed = []
     for direction in ("forward", "backward"):
-        for variant in ("[D,V]", "[V,D]", "options"):
+        for variant in ("[D,V]", "[V,D]", "[D,V] options", "[V,D] options"):
             listed.append(Program("linear_token_stats", direction, "bfloat16", variant))
         listed.append(Program("linear_token_stats", direction, "float32", "[D,V]"))
-        listed.append(Program("linear_token_stats", direction, "float32", "options"))
+        listed.append(Program("linear_token_stats", direction, "float32", "[V,D] options"))
         for dtype in ("bfloat16", "float32"):
             listed.append(Program("linear_kl", direction, dtype, "[D,V]"))
             listed.append(Program("linear_kl", direction, dtype, "[V,D]"))
@@ -64,15 +64,11 @@ def available() -> bool:
     return ptxas() is not None and find_spec("jax_cuda13_plugin") is not None
 
 
-def rows(only: str = "") -> list[dict[str, Any]]:
-    """One row per kernel, card and type whose "card kernel ..." matches the expression `only`.
+def rows(only: str = "") -> Iterator[dict[str, Any]]:
+    """One row per card and kernel of each program whose "card program" matches `only`.
 
     Compilers are told where to leave their output before they load: in a process of its own.
     """
-    return list(_each_row(only))
-
-
-def _each_row(only: str) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {
             "JAX_PLATFORMS": "cpu",
@@ -83,14 +79,19 @@ def _each_row(only: str) -> Iterator[dict[str, Any]]:
             "MOSAIC_GPU_DUMP_PTX": "1",
         }
         command = [sys.executable, "-m", "kernels_pallas.aot.gpu", folder, only]
-        with subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, text=True
-        ) as process:
+        said = Path(folder) / "stderr"  # among it complaints about tools that nobody needs
+        with (
+            said.open("w") as stderr,
+            subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True
+            ) as process,
+        ):
             assert process.stdout is not None
             for line in process.stdout:
                 yield json.loads(line)
         if process.returncode:
-            raise RuntimeError(f"compiling for GPUs ended with status {process.returncode}")
+            last = (said.read_text().strip().splitlines() or [""])[-1]
+            yield {"card": "", "program": "", "error": f"status {process.returncode}: {last}"}
 
 
 def _inputs(program: Program) -> tuple[Any, tuple[Any, ...]]:
@@ -103,9 +104,10 @@ def _inputs(program: Program) -> tuple[Any, tuple[Any, ...]]:
     def shape(*sizes: int, dtype: Any = program.dtype) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(sizes, dtype)
 
-    options = program.variant == "options"
-    transposed = program.variant == "[V,D]"
-    n, d, v = (NUM_ROWS - 96, WIDTH - 8, 50257) if options else (NUM_ROWS, WIDTH, VOCABULARY)
+    options, transposed = "options" in program.variant, "[V,D]" in program.variant
+    n, d, v = NUM_ROWS, WIDTH, VOCABULARY
+    if options:  # ragged; [V,D] as far as the tiles of the Hopper kernels allow
+        n, d, v = NUM_ROWS - 96, WIDTH - 64, 50264 if transposed else 50257
     vector, scalar = shape(n, dtype=jnp.float32), shape(dtype=jnp.float32)
     tokens = shape(n, dtype=jnp.int32)
     hidden, unembedding = shape(n, d), shape(v, d) if transposed else shape(d, v)
@@ -176,7 +178,7 @@ def read_ptx(text: str) -> list[Entry]:
     entries = []
     for part in re.split(r"Compiling entry function '", said)[1:]:
         name = part.split("'")[0]
-        if "fusion" in name or name.startswith("wrapped_"):
+        if re.search("fusion|^wrapped_|^sort_", name):
             continue
         body = next(body for body in bodies if re.match(rf"{re.escape(name)}\b", body))
         spilled = sum(int(n) for n in re.findall(r"(\d+) bytes spill", part))

@@ -74,22 +74,31 @@ def forward(
         zeros = hp.by_row(jnp.zeros((hp.GROUP_ROWS,), jnp.float32))
         return low, zeros, zeros, zeros
 
+    # Bias and softcap need registers: half of the columns at a time then.
+    width = hp.COLUMNS if bias is None and static.softcap is None else hp.COLUMNS // 2
+
     def tile(refs: Any, row: Any, j: Any, x: Array, carry: tuple[Array, ...]) -> Any:
+        for n in range(0, hp.COLUMNS, width):
+            piece = x if width == hp.COLUMNS else x[:, n : n + width]
+            carry = add(refs, row, j * hp.COLUMNS + n, piece, carry)
+        return carry
+
+    def add(refs: Any, row: Any, first: Any, x: Array, carry: tuple[Array, ...]) -> Any:
         tokens, scale, *rest = refs
         peak, total, weighted, chosen = carry
         if bias is not None:
-            x = x + hp.down(hp.load_columns(rest[0], j * hp.COLUMNS))
+            x = x + hp.down(hp.load_columns(rest[0], first, width))
         z, _ = _squash(x, scale[0], static.softcap)
-        columns = hp.column_numbers(j * hp.COLUMNS)
+        columns = hp.column_numbers(first, width)
         if vocabulary % hp.COLUMNS:
             z = jnp.where(columns < vocabulary, z, -jnp.inf)
-        token = hp.load_rows(tokens, row)
-        chosen = chosen + jnp.sum(jnp.where(columns == hp.across(token), z, 0.0), axis=1)
+        token = hp.across(hp.load_rows(tokens, row), width)
+        chosen = chosen + jnp.sum(jnp.where(columns == token, z, 0.0), axis=1)
         new = jnp.maximum(peak, jnp.max(z, axis=1))
         shift = jnp.where(new == -jnp.inf, 0.0, new)
         step = jnp.where(peak == -jnp.inf, 0.0, peak - shift)
         shrink = jnp.exp2(step * LOG2_E)
-        below = z - hp.across(shift)
+        below = z - hp.across(shift, width)
         p = jnp.exp2(below * LOG2_E)
         if static.entropy:
             added = jnp.sum(p * jnp.maximum(below, NEVER), axis=1)

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from kernels_pallas import autotune, gpu_blocks, gpu_check
-from kernels_pallas.aot import gpu as aot
 from kernels_pallas.gpu_cards import CARDS, by_name
 
 H100 = CARDS[1]
@@ -64,42 +63,3 @@ def test_without_a_gpu_commands_say_so_in_one_line(command, capsys):
     assert said.out == ""
     assert said.err.count("\n") == 1
     assert "no GPU here" in said.err
-
-
-PTX = """
-.version 8.0
-.target sm_90a
-.address_size 64
-.visible .entry ours(.param .u64 p)
-{
-  .reg .b32 %r<2>;
-  mov.u32 %r1, 1;
-  ret;
-}
-.visible .entry loop_fusion_1(.param .u64 p)
-{
-  ret;
-}
-"""
-
-
-@pytest.mark.skipif(not aot.available(), reason="needs the CUDA plugin and ptxas")
-def test_ptxas_is_read():
-    (entry,) = aot.read_ptx(PTX)
-    assert entry.name == "ours"
-    assert entry.spilled == 0
-    assert 0 < entry.registers < 32
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not aot.available(), reason="needs the CUDA plugin and ptxas")
-@pytest.mark.parametrize(
-    ("card", "instruction"),
-    [("a100", "mma.sync"), ("h100", "wgmma.mma_async"), ("b200", "tcgen05.mma")],
-)
-def test_kernels_spill_nothing(card, instruction):
-    rows = aot.rows(rf"{card} linear_token_stats \w+ bfloat16 \[V,D\]")
-    assert len(rows) >= 4  # forward, and backward in three kernels
-    for row in rows:
-        assert row["spilled"] == 0, row
-        assert row["instruction"] == instruction, row

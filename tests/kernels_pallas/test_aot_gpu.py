@@ -1,0 +1,66 @@
+"""Kernels compiled for cards that are not here; `make aot-check` has the environment for it."""
+
+import re
+
+import pytest
+
+from kernels_pallas.aot import gpu
+
+pytestmark = [
+    pytest.mark.aot,
+    pytest.mark.skipif(not gpu.available(), reason="no CUDA plugin or ptxas (make aot-check)"),
+]
+INSTRUCTION = {"a100": "mma.sync", "h100": "wgmma.mma_async", "b200": "tcgen05.mma"}
+# What is nearest to its limit of registers, each kernel once; `make aot` compiles the rest.
+PROGRAMS = (
+    r"(linear_token_stats (forward|backward) (bfloat16|float32) \[V,D\]( options)?"
+    r"|linear_kl (forward|backward) bfloat16 \[D,V\]"
+    r"|token_stats (forward|backward) bfloat16|categorical_kl (forward|backward) float32)$"
+)
+LOGITS = gpu.NUM_ROWS * gpu.VOCABULARY * 2  # bytes, in bfloat16
+
+PTX = """
+.version 8.0
+.target sm_90a
+.address_size 64
+.visible .entry ours(.param .u64 p)
+{
+  .reg .b32 %r<2>;
+  mov.u32 %r1, 1;
+  ret;
+}
+.visible .entry loop_fusion_1(.param .u64 p)
+{
+  ret;
+}
+"""
+
+
+def test_ptxas_is_read():
+    (entry,) = gpu.read_ptx(PTX)
+    assert entry.name == "ours"
+    assert entry.spilled == 0
+    assert 0 < entry.registers < 32
+
+
+@pytest.mark.parametrize("card", INSTRUCTION)
+def test_nothing_is_spilled_and_no_logits_are_kept(card):
+    rows = list(gpu.rows(f"^{card} {PROGRAMS}"))
+    assert len(rows) >= 24  # kernels of these programs
+    for row in rows:
+        assert "error" not in row, row
+        assert row["spilled"] == 0, row
+        if "linear" in row["program"]:
+            assert row["instruction"] == INSTRUCTION[card], row
+            assert row["temp_bytes"] < LOGITS / 8, row
+        else:
+            assert row["temp_bytes"] < 2**20, row
+    hopper = [row for row in rows if re.search("bfloat16.*options", row["program"])]
+    assert any("hopper" in row["name"] for row in hopper) == (card == "h100")
+
+
+def test_what_cannot_be_compiled_is_a_row(monkeypatch):
+    monkeypatch.setattr(gpu, "ptxas", lambda: None)
+    monkeypatch.setenv("PATH", "")
+    (row,) = gpu.rows("(")  # no regular expression: the process ends
+    assert "error" in row
