@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from kernels_pallas.gpu_triton import exp, finite
-from kernels_pallas.records import NEVER, KLStats
+from kernels_pallas.records import KLStats
 
 
 class RunningKL(NamedTuple):
@@ -24,7 +24,7 @@ class RunningKL(NamedTuple):
         return cls(low, zeros, low, zeros, zeros)
 
     def add(self, z_p: Array, z_q: Array) -> "RunningKL":
-        """One more tile of both logits, [rows, columns]; p = 0 counts as nothing."""
+        """One more tile of both logits, [rows, columns]."""
         peak_p, peak_q = (
             jnp.maximum(peak, jnp.max(z, axis=1))
             for peak, z in ((self.peak_p, z_p), (self.peak_q, z_q))
@@ -33,7 +33,8 @@ class RunningKL(NamedTuple):
         step_p, step_q = finite(self.peak_p - shift_p), finite(self.peak_q - shift_q)
         below_p, below_q = z_p - shift_p[:, None], z_q - shift_q[:, None]
         p = exp(below_p)
-        added = jnp.sum(jnp.where(p > 0, p * (below_p - below_q), 0.0), axis=1)
+        terms = jnp.where(z_q == -jnp.inf, jnp.inf, p * (below_p - below_q))
+        added = jnp.sum(jnp.where(z_p == -jnp.inf, 0.0, terms), axis=1)
         shrink = exp(step_p)
         return RunningKL(
             peak_p,
@@ -45,8 +46,8 @@ class RunningKL(NamedTuple):
 
 
 def _move(apart: Array, total: Array, shrink: Array, step: Array) -> Array:
-    """`apart` with its peaks moved; +inf (p > 0 = q) stays, unless its weight is now 0."""
-    return jnp.where(shrink > 0, shrink * (apart + total * step), 0.0)
+    """`apart` with its peaks moved; +inf (p > 0 = q) stays, however small p is now."""
+    return jnp.where(apart == jnp.inf, jnp.inf, shrink * (apart + total * step))
 
 
 def combine_kl(parts: RunningKL) -> KLStats:
@@ -57,12 +58,10 @@ def combine_kl(parts: RunningKL) -> KLStats:
     total_p = jnp.sum(weight * parts.total_p, axis=0)
     total_q = jnp.sum(jnp.exp(step_q) * parts.total_q, axis=0)
     apart = jnp.sum(_move(parts.apart, parts.total_p, weight, step_p - step_q), axis=0)
-    log_sum_p, log_sum_q = jnp.log(total_p), jnp.log(total_q)
-    some = total_p > 0
-    mean = apart / jnp.where(some, total_p, 1.0)
-    # Where q has nothing at all, `mean` is +inf already, and log_sum_q = -inf must not meet it.
-    kl = mean - jnp.where(some, log_sum_p, 0.0) + finite(log_sum_q)
-    return KLStats(peak_p, log_sum_p, peak_q, log_sum_q, jnp.where(some, kl, 0.0))
+    some_p, some_q = jnp.where(total_p > 0, total_p, 1.0), jnp.where(total_q > 0, total_q, 1.0)
+    kl = apart / some_p + jnp.log(some_q / some_p)  # one logarithm: as small as KL where p is q
+    kl = jnp.where(total_p > 0, kl, 0.0)
+    return KLStats(peak_p, jnp.log(total_p), peak_q, jnp.log(total_q), kl)
 
 
 def kl_gradients(
@@ -73,5 +72,5 @@ def kl_gradients(
     log_p = (z_p - peak_p) - finite(log_sum_p)
     log_q = (z_q - peak_q) - finite(log_sum_q)
     p = exp(log_p)
-    d_p = jnp.where(p > 0, p * (log_p - jnp.maximum(log_q, NEVER) - kl), 0.0)
+    d_p = jnp.where(p > 0, p * (log_p - jnp.maximum(log_q, -1e38) - kl), 0.0)
     return cotangent * d_p, cotangent * (exp(log_q) - p)

@@ -19,7 +19,7 @@ ROWS = GROUPS * GROUP_ROWS
 SWIZZLE = (
     plgpu.TilingTransform((8, DEPTH)),
     plgpu.SwizzleTransform(128),
-)  # 64 numbers of two bytes
+)  # of 2 bytes
 
 LANE = plgpu.LoweringSemantics.Lane  # layouts of registers are ours to say, in every version
 BY_ROW, BY_COLUMN = plgpu.Layout.WGMMA.reduce(1), plgpu.Layout.WGMMA.reduce(0)
