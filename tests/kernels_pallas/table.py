@@ -72,10 +72,14 @@ def implementations(kernel, sizes="small", dtypes=False):
 
 @cache
 def _run(kernel, name):
-    function, row = getattr(kernels_pallas, kernel), ROWS[name]
+    return jitted_kernel(kernel, implementation=ROWS[name].implementation, **ROWS[name].options)
+
+
+def jitted_kernel(kernel, **fixed):
+    """The kernel with some arguments already given."""
+    function = getattr(kernels_pallas, kernel)
     static = [name for name in STATIC if name in inspect.signature(function).parameters]
     jitted = jax.jit(function, static_argnames=static)
-    fixed = {"implementation": row.implementation, **row.options}
     return lambda *arrays, **options: jitted(*arrays, **fixed, **options)
 
 

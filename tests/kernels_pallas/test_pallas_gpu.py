@@ -1,0 +1,136 @@
+"""The GPU kernels, interpreted: what every implementation is tested for, at fewer shapes."""
+
+import numpy as np
+import pytest
+
+from kernels_pallas.gpu_blocks import GpuBlocks, Tiles
+from kernels_pallas.linear_token_stats.pallas_gpu import HAS_MOSAIC
+from kernels_pallas.linear_token_stats.shapes import LARGE, SMALL, Shape
+
+from . import test_divergences as divergences
+from . import test_linear_token_stats as stats
+from .table import graded, jitted_kernel
+
+FEW = stats.FEW
+TILES = Tiles(16, 32, 16, 4, 2)
+SMALL_BLOCKS = GpuBlocks(TILES, TILES, TILES, splits=3, chunk=64, mosaic=False)
+LONG = TILES._replace(columns=2048)
+LONG_BLOCKS = GpuBlocks(LONG, LONG, LONG, splits=2, chunk=1 << 16, mosaic=False)
+
+
+def run_of(kernel, config=SMALL_BLOCKS):
+    options = {"config": config} if "linear" in kernel else {}
+    return jitted_kernel(kernel, implementation="pallas_gpu", interpret=True, **options)
+
+
+STATS, KL = run_of("linear_token_stats"), run_of("linear_kl")
+TOKEN_STATS, CATEGORICAL_KL = run_of("token_stats"), run_of("categorical_kl")
+
+
+def test_values_and_gradients_of_few_rows():
+    stats.check(STATS, FEW)
+
+
+def test_bfloat16_in_many_blocks_with_a_softcap():
+    kinds = [("usual", 0.7), ("peaked", 10.0)]
+    stats.check(STATS, SMALL[-1], "bfloat16", kinds, transposed=True, softcap=2.0)
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        stats.test_nothing_is_lost_near_minus_ten_thousand,
+        stats.test_rows_that_are_masked_do_not_matter,
+        stats.test_forbidden_tokens_and_whole_blocks_of_them,
+        stats.test_rows_without_a_token_and_tokens_outside_the_vocabulary,
+    ],
+)
+def test_rows_and_tokens_that_are_special(test):
+    test(STATS)
+
+
+def test_linear_kl():
+    divergences.check_linear_kl(KL, FEW, "float32", transposed=(False, True))
+
+
+def test_given_logits():
+    shape = Shape(33, 0, 1000)  # several blocks of each axis
+    divergences.check_token_stats(TOKEN_STATS, shape, "bfloat16")
+    divergences.check_categorical_kl(CATEGORICAL_KL, shape, "float32")
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        divergences.test_divergence_where_tokens_are_impossible,
+        divergences.test_a_token_that_is_all_but_impossible_has_a_finite_divergence,
+    ],
+)
+def test_tokens_that_only_one_side_gives(test):
+    test(CATEGORICAL_KL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [(SMALL[0], "float32"), (SMALL[1], "bfloat16"), (SMALL[2], "float32")]
+)
+def test_values_and_gradients_of_other_vocabularies(shape, dtype):
+    stats.check(STATS, shape, dtype)
+
+
+@pytest.mark.slow
+def test_without_entropy_and_without_rows():
+    stats.test_without_entropy_and_without_rows(STATS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "dtype"), [(LARGE[0], "bfloat16"), (LARGE[1], "float32")])
+def test_large_vocabularies(shape, dtype):
+    run = run_of("linear_token_stats", LONG_BLOCKS)
+    stats.check(run, shape, dtype, transposed=dtype == "float32")
+    divergences.check_token_stats(TOKEN_STATS, shape, dtype)
+
+
+@pytest.mark.slow
+def test_linear_kl_of_bfloat16_in_reverse():
+    transposed = True, False
+    divergences.check_linear_kl(KL, SMALL[-1], "bfloat16", ["usual"], transposed, "reverse")
+
+
+HOPPER = run_of("linear_token_stats", SMALL_BLOCKS._replace(mosaic=True, chunk=256, splits=2))
+NEEDS_MOSAIC = pytest.mark.skipif(not HAS_MOSAIC, reason="Hopper's kernels need jax 0.12")
+
+
+@NEEDS_MOSAIC
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "transposed", "softcap"),
+    [(Shape(200, 64, 320), False, None), (Shape(72, 128, 600), True, 5.0)],
+)
+def test_hopper(shape, transposed, softcap):
+    kinds = [("usual", 1.0), ("hugely negative", 1.0)] if softcap is None else [("usual", 0.7)]
+    stats.check(HOPPER, shape, "bfloat16", kinds, transposed, softcap)
+
+
+@NEEDS_MOSAIC
+@pytest.mark.slow
+def test_hopper_with_masked_rows():
+    """Blocks without a row that counts are not touched: there is NaN in them."""
+    shape = Shape(392, 64, 320)
+    made, tokens = stats.problem(shape, "bfloat16")
+    mask = np.random.default_rng(1).random(shape.rows) < 0.5
+    mask[128:256] = False
+    hidden = np.where(mask[:, None], made.hidden, np.nan).astype("bfloat16")
+    arrays = [made.unembedding.astype("bfloat16"), np.float32(made.bias)]
+    weights = np.float32(np.random.default_rng(2).normal(size=(3, shape.rows)))
+    options = {"temperature": 1.0}
+    plain = graded(HOPPER)
+    slopes, got = plain((hidden, *arrays), tokens, list(weights), options | {"mask": mask})
+    whole = made.hidden.astype("bfloat16")
+    wants, want = plain((whole, *arrays), tokens, list(weights * mask), options)
+    for x, y in zip(got, want):
+        np.testing.assert_allclose(x, np.where(mask, y, 0), rtol=1e-6, atol=1e-6)
+    for x, y in zip(slopes, wants):
+        x, y = np.float32(x), np.float32(y)
+        np.testing.assert_allclose(x, y, rtol=2**-6, atol=2**-8 * np.abs(y).max())
+    assert not np.float32(slopes[0])[~mask].any()
