@@ -69,8 +69,9 @@ def kl_gradients(
 ) -> tuple[Array, Array]:
     """dz_p = g p (log p - log q - KL), dz_q = g (q - p); `stats` and g are columns [rows, 1]."""
     peak_p, log_sum_p, peak_q, log_sum_q, kl = stats
-    log_p = (z_p - peak_p) - finite(log_sum_p)
-    log_q = (z_q - peak_q) - finite(log_sum_q)
+    # Not above 0: where KL is infinite, g and the statistics come in as 0, and exp could be inf.
+    log_p = jnp.minimum((z_p - peak_p) - finite(log_sum_p), 0.0)
+    log_q = jnp.minimum((z_q - peak_q) - finite(log_sum_q), 0.0)
     p = exp(log_p)
     d_p = jnp.where(p > 0, p * (log_p - jnp.maximum(log_q, -1e38) - kl), 0.0)
     return cotangent * d_p, cotangent * (exp(log_q) - p)
