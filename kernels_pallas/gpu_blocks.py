@@ -7,7 +7,7 @@ import json
 import os
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kernels_pallas.gpu_cards import MAJOR_AMPERE, MAJOR_BLACKWELL, Card, current
 
@@ -48,10 +48,10 @@ def measured() -> dict[str, GpuBlocks]:
     file = settings_file()
     if not file.is_file():
         return {}
-    found = json.loads(file.read_text())
+    found: dict[str, list[Any]] = json.loads(file.read_text())
     return {
-        key: GpuBlocks(*(Tiles(*part) if isinstance(part, list) else part for part in parts))
-        for key, parts in found.items()
+        key: GpuBlocks(Tiles(*forward), Tiles(*gradient), Tiles(*product), *rest)
+        for key, (forward, gradient, product, *rest) in found.items()
     }
 
 

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas import mosaic_gpu
+
+plgpu: Any = mosaic_gpu  # its types differ between versions of jax
 
 GROUPS, GROUP_ROWS, COLUMNS, DEPTH, STAGES = 2, 64, 256, 64, 4
 ROWS = GROUPS * GROUP_ROWS

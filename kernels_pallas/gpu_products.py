@@ -46,9 +46,8 @@ def multiply_hidden_gradient(
         if keep is None:
             work()
         else:
-            pl.when(jnp.max(rows.exists.astype(jnp.int32)) > 0)(
-                work
-            )  # `any` Triton's lowering lacks
+            kept = jnp.asarray(rows.exists, jnp.int32)  # Triton's lowering has no `any`
+            pl.when(jnp.max(kept) > 0)(work)
 
     operands = [d_logits, unembedding, first]
     if mask is not None:
@@ -86,15 +85,13 @@ def multiply_unembedding_gradient(
             block = k if order is None else order[k]
             inner = _keep(keep, block * tiles.depth, tiles.depth, num_rows)
             g, h = tr.tile(d_logits, inner, local), tr.tile(hidden, inner, across)
-            return tr.dot(*((g, h) if transposed else (h, g)), (0, 0), interpret)
+            x, y = (g, h) if transposed else (h, g)
+            return tr.dot(x, y, (0, 0), interpret)
 
-        shape = (across.size, columns.size)
-        sides = (across, columns)
-        if transposed:
-            shape, sides = shape[::-1], sides[::-1]
+        down, right = (columns, across) if transposed else (across, columns)
         steps = row_blocks if count is None else count[0]
-        sum = tr.sum_products(steps, shape, product)
-        tr.store_tile(d_unembedding, *sides, sum)
+        sum = tr.sum_products(steps, (down.size, right.size), product)
+        tr.store_tile(d_unembedding, down, right, sum)
 
     operands = [d_logits, hidden, first]
     if mask is not None:

@@ -108,7 +108,8 @@ def _inputs(program: Program) -> tuple[Any, tuple[Any, ...]]:
     n, d, v = NUM_ROWS, WIDTH, VOCABULARY
     if options:  # ragged; [V,D] as far as the tiles of the Hopper kernels allow
         n, d, v = NUM_ROWS - 96, WIDTH - 64, 50264 if transposed else 50257
-    vector, scalar = shape(n, dtype=jnp.float32), shape(dtype=jnp.float32)
+    vector: Any = shape(n, dtype=jnp.float32)
+    scalar = shape(dtype=jnp.float32)
     tokens = shape(n, dtype=jnp.int32)
     hidden, unembedding = shape(n, d), shape(v, d) if transposed else shape(d, v)
     module = import_module(f"kernels_pallas.{program.kernel}.pallas_gpu")

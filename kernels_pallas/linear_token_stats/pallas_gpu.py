@@ -225,7 +225,8 @@ def _logits_gradient(
         i, j = pl.program_id(0), pl.program_id(1)
         rows, active = _rows(keep, i * tiles.rows, tiles.rows, num_rows)
         at = first[0] + j * tiles.columns
-        columns = tr.Side(at, tiles.columns, tr.indices(at, tiles.columns) < vocabulary)
+        inside = tr.indices(at, tiles.columns) < vocabulary
+        columns = tr.Side(at, tiles.columns, inside)
         local = tr.Side.of(j * tiles.columns, tiles.columns, chunk)
 
         def work():
@@ -242,7 +243,7 @@ def _logits_gradient(
             log_p = log_probs(z, peak, log_sum)
             is_token = tr.indices(columns.first, tiles.columns)[None, :] == token[:, None]
             d_z = tr.exp(log_p) * (a + b * log_p) + jnp.where(is_token, c, 0.0)
-            exists = columns.exists[None, :]
+            exists = inside[None, :]
             if rows.exists is not None:
                 exists = exists & rows.exists[:, None]
             d_z = jnp.where(exists, d_z * slope, 0.0)
