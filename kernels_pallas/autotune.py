@@ -9,7 +9,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from typing import Any
 
@@ -19,6 +19,9 @@ import jax.numpy as jnp
 from kernels_pallas.gpu_blocks import GpuBlocks, Tiles, heuristic, measured, settings_file
 from kernels_pallas.gpu_cards import MAJOR_HOPPER, Card, current
 from kernels_pallas.gpu_check import CASES, Case, seconds, setup
+from kernels_pallas.linear_token_stats.shapes import Shape
+
+Tries = Callable[[Tiles, bool, str], Iterable[Tiles]]
 
 
 def candidates(tiles: Tiles, linear: bool, dtype: str) -> Iterator[Tiles]:
@@ -33,18 +36,23 @@ def candidates(tiles: Tiles, linear: bool, dtype: str) -> Iterator[Tiles]:
     yield from (Tiles(*size) for size in sizes if Tiles(*size) != tiles)
 
 
-def best(case: Case, card: Card) -> GpuBlocks:
-    """The fastest tiles of each kernel of a case, one kernel after the other."""
+def best(
+    case: Case, card: Card, shape: Shape | None = None, tries: Tries = candidates, **options: Any
+) -> GpuBlocks:
+    """The fastest tiles of each kernel of a case, one kernel after the other.
+
+    `tries` gives what there is to try; further options are those of `gpu_check.setup`.
+    """
     linear = "linear" in case.kernel
     blocks = heuristic(case.kernel, case.dtype, card)
-    num_rows, width, vocabulary = (2048, 2048, 32768) if linear else (4096, 8, 65536)
-    g = jnp.full(num_rows, 1.0 / num_rows)
+    shape = shape or (Shape(2048, 2048, 32768) if linear else Shape(4096, 8, 65536))
+    g = jnp.full(shape.rows, 1.0 / shape.rows)
     stats: Any = None
 
     def time_of(blocks: GpuBlocks, backward: bool) -> float:
         """Infinite where the tiles do not fit the card."""
         nonlocal stats
-        made = setup(case, num_rows, width, vocabulary, blocks)
+        made = setup(case, shape, blocks, **options)
         try:
             if not backward:
                 return seconds(made.forward, *made.arrays, repeats=3)
@@ -58,10 +66,11 @@ def best(case: Case, card: Card) -> GpuBlocks:
     if case.kernel == "linear_token_stats" and card.capability[0] == MAJOR_HOPPER:
         forms = [blocks._replace(mosaic=mosaic) for mosaic in (True, False)]
         blocks = min(forms, key=lambda form: time_of(form, backward=False))
-    for part in ("forward", "gradient", "product") if linear else ("forward", "gradient"):
+    parts = ("forward", "gradient", "product") if linear else ("forward", "gradient")
+    for part in ("product",) if blocks.mosaic else parts:  # Hopper's kernels have fixed tiles
         trials = [
             blocks._replace(**{part: tiles})
-            for tiles in candidates(getattr(blocks, part), linear, case.dtype)
+            for tiles in tries(getattr(blocks, part), linear, case.dtype)
         ]
         blocks = min(trials, key=lambda trial: time_of(trial, backward=part != "forward"))
     return blocks

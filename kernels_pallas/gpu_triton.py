@@ -70,8 +70,8 @@ def store_tile(ref: Any, rows: Side, columns: Side, value: Array) -> None:
 def dot(x: Array, y: Array, axes: tuple[int, int], interpret: Any) -> Array:
     """The product over one axis of each, in float32.
 
-    Three products of tf32 parts give float32 products to about 2^-22, on the matrix units; no
-    interpreter has them.
+    Three products of tf32 parts give float32 products to about 2^-22, on the matrix units, summed
+    from 0: whoever adds the result to a longer sum does so in float32. No interpreter has them.
     """
     precision = None
     if x.dtype == jnp.float32:

@@ -38,8 +38,8 @@ def linear_token_stats(
         dz_v = p_v (g_logsumexp - g_log_probs - g_entropy (log p_v + entropy))
                + 1[v = token] g_log_probs
 
-    2NDV flops forward and 6NDV backward (`pallas_*`: 8NDV), and no more memory than the gradients,
-    a few [N] and a few blocks. Logits, sums and results are float32 whatever comes in.
+    2NDV flops forward and 6NDV backward (`pallas_tpu`: 8NDV), and no more memory than the
+    gradients, a few [N] and a few blocks. Logits, sums and results are float32 whatever comes in.
     Held constant: the temperature.
 
     Args:

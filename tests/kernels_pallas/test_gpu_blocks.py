@@ -6,6 +6,7 @@ import pytest
 
 from kernels_pallas import autotune, gpu_blocks, gpu_check
 from kernels_pallas.gpu_cards import CARDS, by_name
+from kernels_pallas.linear_token_stats.shapes import Shape
 
 H100 = CARDS[1]
 
@@ -54,6 +55,29 @@ def test_what_was_measured_overrides_the_heuristic(tmp_path, monkeypatch):
         assert other == gpu_blocks.heuristic("linear_kl", "float32", CARDS[0])
     finally:
         gpu_blocks.measured.cache_clear()
+
+
+TILES = gpu_blocks.Tiles(16, 32, 16, 4, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["linear_token_stats", "linear_kl", "categorical_kl"])
+def test_gpu_check_finds_the_interpreted_kernels_right(kernel):
+    linear = "linear" in kernel
+    config = gpu_blocks.GpuBlocks(TILES, TILES, TILES, splits=2, chunk=64) if linear else None
+    case = gpu_check.Case(kernel, "float32", transposed=linear)
+    assert max(gpu_check.check(case, Shape(21, 24, 70), config, interpret=True)) < 1e-5
+
+
+@pytest.mark.slow
+def test_autotune_takes_the_fastest_of_what_there_is():
+    tiles = [gpu_blocks.Tiles(rows, 64, 0, 4, 2) for rows in (1, 32)]
+    case = gpu_check.Case("token_stats", "float32")
+    # One row per program takes many times the steps of 32; interpreted programs run in turns.
+    found = autotune.best(case, H100, Shape(256, 8, 256), lambda *_: tiles, interpret=True)
+    assert found.forward == tiles[1]
+    assert found.gradient in tiles
+    assert found.product == gpu_blocks.heuristic("token_stats", "float32", H100).product
 
 
 @pytest.mark.parametrize("command", [gpu_check, autotune])
