@@ -39,20 +39,23 @@ test-slow: $(VENV)/.installed-test
 smoke: $(VENV)/.installed-smoke
 	$(PYTEST) -m "not slow" tests/losses/test_table.py tests/experiments/test_run.py
 
-# Kernels compiled for TPUs that are not here: an environment of its own, with a pinned compiler,
-# which needs Python 3.12 or newer: make aot PYTHON=python3.13
+# Kernels compiled for TPUs and GPUs that are not here: an environment of its own, with pinned
+# compilers, which needs Python 3.12 or newer: make aot PYTHON=python3.13
 AOT := .venv-aot
 $(AOT)/.installed:
 	$(PYTHON) -m venv $(AOT)
 	$(AOT)/bin/python -m pip install --quiet jax==0.12.0.1 libtpu==0.0.50.1 numpy pytest
+	$(AOT)/bin/python -m pip install --quiet --no-deps jax-cuda13-plugin==0.12.0.1 \
+	  jax-cuda13-pjrt==0.12.0.1 nvidia-cuda-nvcc==13.5.37 nvidia-nvvm==13.5.37
 	touch $@
 
 aot: $(AOT)/.installed
 	$(AOT)/bin/python -m kernels_pallas.aot
 
-# The part for every change: no schedule worse by 3%, nothing of the size of the logits in memory.
+# The part for every change: no schedule worse by 3%, no register spilled, nothing of the size of
+# the logits in memory.
 aot-check: $(AOT)/.installed
-	$(AOT)/bin/python -m pytest --noconftest -p no:cacheprovider tests/kernels_pallas/test_aot_tpu.py
+	$(AOT)/bin/python -m pytest --noconftest -p no:cacheprovider tests/kernels_pallas/test_aot_*.py
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -49,6 +49,8 @@ def complaint(row: dict[str, Any], kept: dict[str, float]) -> str:
     """What is wrong with a row, or an empty string."""
     if "error" in row:
         return row["error"]
+    if row.get("spilled"):
+        return "registers are spilled"
     before = kept.get(key(row)) if "chip" in row else None
     if before and row["ratio"] > TOLERANCE * before:
         return f"the ratio was {before:.3f}"
