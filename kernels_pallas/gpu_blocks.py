@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernels_pallas.gpu_cards import MAJOR_AMPERE, MAJOR_BLACKWELL, Card, current
+from kernels_pallas.gpu_cards import MAJOR_AMPERE, MAJOR_BLACKWELL, MAJOR_HOPPER, Card, current
 
 
 class Tiles(NamedTuple):
@@ -73,7 +73,7 @@ def heuristic(operation: str, dtype: str, card: Card) -> GpuBlocks:
         return GpuBlocks(small, small, small)
     wide = Tiles(128, 128, 64, 8, 2 if major == MAJOR_AMPERE else 3)
     tiles = wide
-    if operation == "linear_kl" and major == MAJOR_AMPERE:
+    if operation == "linear_kl" and major != MAJOR_HOPPER:
         tiles = wide._replace(columns=64)  # two products at a time
     stages = 4 if major == MAJOR_BLACKWELL else wide.stages
     return GpuBlocks(tiles, tiles, wide._replace(stages=stages))
