@@ -85,6 +85,11 @@ def d_divergence(logits_p: Array, logits_q: Array, stats: KLStats, g: Array) -> 
 
 
 def finite(stats: KLStats, g: Array) -> tuple[KLStats, Array]:
-    """For the gradient, which is 0 in rows whose divergence is infinite, or without p or q."""
+    """For the gradient, which is 0 in rows whose divergence is infinite, or without p or q.
+
+    Peaks far above any logit make p and q 0 there, whatever the logits.
+    """
     alive = (stats.log_sum_p != -jnp.inf) & (stats.log_sum_q != -jnp.inf) & (stats.kl != jnp.inf)
-    return KLStats(*(jnp.where(alive, x, 0.0) for x in stats)), jnp.where(alive, g, 0.0)
+    instead = (1e38, 0.0, 1e38, 0.0, 0.0)
+    kept = (jnp.where(alive, x, y) for x, y in zip(stats, instead))
+    return KLStats(*kept), jnp.where(alive, g, 0.0)
