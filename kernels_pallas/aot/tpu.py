@@ -49,8 +49,11 @@ def available() -> bool:
 
 
 def is_profiled(chip: str, program: Any) -> bool:
-    """The profiler does not know v4, nor the tables that a grid over masked rows reads ahead."""
-    return chip != "v4" and program.variant != "options"
+    """Not v4, which the profiler does not know; not tpu7x, some kernels of which end it.
+
+    Nor does it know the tables that a grid over masked rows reads ahead.
+    """
+    return chip not in ("v4", "tpu7x") and program.variant != "options"
 
 
 def rows(only: str = "", chips: tuple[str, ...] = tuple(CHIPS)) -> Iterator[dict[str, Any]]:
