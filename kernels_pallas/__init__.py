@@ -13,6 +13,10 @@ blocks      walking over blocks of rows and of the vocabulary
 online      a softmax over blocks, one after the other
 divergence  the same for a divergence
 outputs     from a forward pass to the statistics, and from their gradients to those of logits
+mosaic*     what the TPU kernels (pallas_tpu.py) are made of
+gpu_*       what the GPU kernels (pallas_gpu.py) are made of
+
+Commands: bench, autotune, gpu_check, and aot, which compiles for chips that are not here.
 """
 
 from kernels_pallas.categorical_kl import categorical_kl

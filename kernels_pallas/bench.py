@@ -6,9 +6,10 @@ python -m kernels_pallas.bench [--shape=N,D,V] [--dtypes=float32,bfloat16] [--ro
 Forward and backward of a sum of log-probabilities, by hidden states and unembedding, on whatever
 machine it runs on. `naive` is what one writes without a kernel: the product, of the dtype of its
 arguments, log_softmax of it in float32, and a gather. `policy` is `linear_policy_loss`, the others
-are `linear_token_stats`; "+ entropy" adds that to the loss. Wall time: rounds take turns, seconds
-are the best of them, and the ratio is the median of the rounds' ratios. Memory is what the compiled
-program needs beyond arguments and results. Writes bench.json and bench.png.
+are `linear_token_stats`; "+ entropy" adds that to the loss. "kl" is the exact divergence from a
+second model that is held fixed, by `linear_kl`. Wall time: rounds take turns, seconds are the best
+of them, and the ratio is the median of the rounds' ratios. Memory is what the compiled program
+needs beyond arguments and results. Writes bench.json and bench.png.
 """
 
 import argparse
@@ -23,54 +24,91 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from kernels_pallas import linear_policy_loss, linear_token_stats
+from kernels_pallas import linear_kl, linear_policy_loss, linear_token_stats
 from kernels_pallas.checks import DTYPES
 from kernels_pallas.choose import PLATFORM_OF, choose, current_platform
 from kernels_pallas.linear_token_stats.shapes import GOAL, QUICK, Shape
 
-Loss = Callable[[Array, Array, Array], Array]
+KINDS = (" + entropy", " kl", "")  # how a name ends: what is compared with the same of naive
 
 
-def naive(hidden: Array, unembedding: Array, tokens: Array) -> Array:
-    log_probs = jax.nn.log_softmax((hidden @ unembedding).astype(jnp.float32))
-    return -jnp.sum(jnp.take_along_axis(log_probs, tokens[:, None], axis=1))
+class Given(NamedTuple):
+    hidden: Array  # [N, D]
+    unembedding: Array  # [D, V]
+    tokens: Array  # [N]
+    ref_hidden: Array  # of the model that is held fixed
+    ref_unembedding: Array
 
 
-def naive_with_entropy(hidden: Array, unembedding: Array, tokens: Array) -> Array:
-    log_probs = jax.nn.log_softmax((hidden @ unembedding).astype(jnp.float32))
-    chosen = jnp.take_along_axis(log_probs, tokens[:, None], axis=1)
+Loss = Callable[[Given], Array]
+
+
+def log_softmax(hidden: Array, unembedding: Array) -> Array:
+    return jax.nn.log_softmax((hidden @ unembedding).astype(jnp.float32))
+
+
+def naive(given: Given) -> Array:
+    log_probs = log_softmax(given.hidden, given.unembedding)
+    return -jnp.sum(jnp.take_along_axis(log_probs, given.tokens[:, None], axis=1))
+
+
+def naive_with_entropy(given: Given) -> Array:
+    log_probs = log_softmax(given.hidden, given.unembedding)
+    chosen = jnp.take_along_axis(log_probs, given.tokens[:, None], axis=1)
     return -jnp.sum(chosen) + 0.01 * jnp.sum(jnp.exp(log_probs) * log_probs)
 
 
+def naive_kl(given: Given) -> Array:
+    log_probs = log_softmax(given.hidden, given.unembedding)
+    ref_log_probs = log_softmax(given.ref_hidden, given.ref_unembedding)
+    return jnp.sum(jnp.exp(log_probs) * (log_probs - ref_log_probs))
+
+
 def by_stats(implementation: str, entropy: bool) -> Loss:
-    def loss(hidden: Array, unembedding: Array, tokens: Array) -> Array:
-        stats = linear_token_stats(
-            hidden, unembedding, tokens, entropy=entropy, implementation=implementation
-        )
+    def loss(given: Given) -> Array:
+        stats = linear_token_stats(*given[:3], entropy=entropy, implementation=implementation)
         total = -jnp.sum(stats.log_probs)
         return total if stats.entropy is None else total - 0.01 * jnp.sum(stats.entropy)
 
     return loss
 
 
+def by_kl(implementation: str) -> Loss:
+    return lambda given: jnp.sum(
+        linear_kl(given[:2], jax.lax.stop_gradient(given[3:]), implementation=implementation)
+    )
+
+
 def by_policy_loss(entropy: bool) -> Loss:
     def one(log_prob: Array, entropy: Array | None, _: None) -> Array:
         return -log_prob if entropy is None else -log_prob - 0.01 * entropy
 
-    def loss(hidden: Array, unembedding: Array, tokens: Array) -> Array:
-        return linear_policy_loss(hidden, unembedding, tokens, None, one, entropy=entropy)[0]
+    return lambda given: linear_policy_loss(*given[:3], None, one, entropy=entropy)[0]
 
-    return loss
+
+def check(implementation: str, shape: Shape, dtype: str) -> None:
+    """Raises ValueError if it cannot run here."""
+    rows, width, vocabulary = shape
+    choose("linear_token_stats", implementation, dtype=dtype, shape=(rows, width, vocabulary))
+    choose("linear_kl", implementation, dtype=dtype, shape=(rows, width, width, vocabulary))
 
 
 def contestants(shape: Shape, dtype: str, wanted: list[str]) -> dict[str, Loss]:
-    found: dict[str, Loss] = {"naive": naive, "naive + entropy": naive_with_entropy}
+    found: dict[str, Loss] = {
+        "naive": naive,
+        "naive + entropy": naive_with_entropy,
+        "naive kl": naive_kl,
+    }
     for name in wanted:
         if name == "policy":
             found |= {"policy": by_policy_loss(False), "policy + entropy": by_policy_loss(True)}
             continue
-        choose("linear_token_stats", name, dtype=dtype, shape=tuple(shape))
-        found |= {name: by_stats(name, False), f"{name} + entropy": by_stats(name, True)}
+        check(name, shape, dtype)
+        found |= {
+            name: by_stats(name, False),
+            f"{name} + entropy": by_stats(name, True),
+            f"{name} kl": by_kl(name),
+        }
     return found
 
 
@@ -80,7 +118,7 @@ def runnable(shape: Shape, dtype: str) -> list[str]:
     for name, platform in PLATFORM_OF.items():
         if platform == current_platform():
             try:
-                choose("linear_token_stats", name, dtype=dtype, shape=tuple(shape))
+                check(name, shape, dtype)
             except ValueError:
                 continue
             names.append(name)
@@ -94,22 +132,27 @@ class Result(NamedTuple):
 
 def measure(losses: dict[str, Loss], shape: Shape, dtype: str, rounds: int) -> dict[str, Result]:
     rng = np.random.default_rng(0)
-    hidden = jnp.asarray(rng.normal(size=(shape.rows, shape.width)), dtype)
-    scaled = rng.normal(size=(shape.width, shape.vocabulary)) / np.sqrt(shape.width)
-    given = (
-        hidden,
-        jnp.asarray(scaled, dtype),
-        jnp.asarray(rng.integers(0, shape.vocabulary, shape.rows), jnp.int32),
-    )
-    compiled: dict[str, Any] = {
-        name: jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*given).compile()
-        for name, loss in losses.items()
-    }
+
+    def draw(rows: int, columns: int, scale: float = 1.0) -> Array:
+        return jnp.asarray(rng.normal(size=(rows, columns)) * scale, dtype)
+
+    hidden, ref_hidden = (draw(shape.rows, shape.width) for _ in range(2))
+    matrices = [draw(shape.width, shape.vocabulary, shape.width**-0.5) for _ in range(2)]
+    tokens = jnp.asarray(rng.integers(0, shape.vocabulary, shape.rows), jnp.int32)
+    given = Given(hidden, matrices[0], tokens, ref_hidden, matrices[1])
+
+    def forward_and_backward(loss: Loss) -> Any:
+        def of(hidden: Array, unembedding: Array, given: Given) -> Array:
+            return loss(given._replace(hidden=hidden, unembedding=unembedding))
+
+        return jax.jit(jax.value_and_grad(of, (0, 1))).lower(hidden, matrices[0], given).compile()
+
+    compiled = {name: forward_and_backward(loss) for name, loss in losses.items()}
     seconds: dict[str, list[float]] = {name: [] for name in losses}
     for number in range(rounds + 1):  # the first warms up
         for name, program in compiled.items():
             start = time.perf_counter()
-            jax.block_until_ready(program(*given))
+            jax.block_until_ready(program(hidden, matrices[0], given))
             if number:
                 seconds[name].append(time.perf_counter() - start)
     return {
@@ -122,7 +165,7 @@ def ratios(results: dict[str, Result]) -> dict[str, tuple[float, float]]:
     """Time over naive's and naive's memory over ours, each beside the naive of its kind."""
     found = {}
     for name, result in results.items():
-        base = results["naive + entropy" if name.endswith("+ entropy") else "naive"]
+        base = results["naive" + next(kind for kind in KINDS if name.endswith(kind))]
         time_ratio = np.median(np.divide(result.seconds, base.seconds))
         found[name] = float(time_ratio), base.temporary_bytes / max(result.temporary_bytes, 1)
     return found
@@ -142,7 +185,7 @@ def table(shape: Shape, dtype: str, results: dict[str, Result]) -> str:
 def plot(all_results: dict[str, dict[str, Result]], png: Path) -> None:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 1 + 2.2 * len(all_results)), dpi=120, layout="constrained")
+    figure = Figure(figsize=(9, 1 + 2.6 * len(all_results)), dpi=120, layout="constrained")
     panels = figure.subplots(len(all_results), 2, squeeze=False)
     for (dtype, results), row in zip(all_results.items(), panels):
         of = ratios(results)

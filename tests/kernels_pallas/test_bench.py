@@ -8,12 +8,13 @@ from kernels_pallas import bench
 
 
 def test_a_run_prints_ratios_and_writes_its_files(tmp_path, capsys):
-    shape = ["--shape=24,8,300", "--dtypes=bfloat16", "--rounds=2", "--implementations=policy"]
+    shape = ["--shape=24,8,300", "--dtypes=bfloat16", "--rounds=2", "--implementations=policy,xla"]
     assert bench.main([*shape, f"--out={tmp_path}"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "N=24 D=8 V=300 bfloat16, forward and backward"
-    assert [line.split("  ")[1] for line in lines[2:6]] == [
-        *("naive", "naive + entropy", "policy", "policy + entropy")
+    assert [line.split("  ")[1] for line in lines[2:10]] == [
+        *("naive", "naive + entropy", "naive kl", "policy", "policy + entropy"),
+        *("xla", "xla + entropy", "xla kl"),
     ]
     assert lines[2].split()[2] == "1.00"
     record = json.loads((tmp_path / "bench.json").read_text())
@@ -26,13 +27,16 @@ def test_ratios_are_medians_beside_the_naive_of_the_same_kind():
     results = {
         "naive": bench.Result([1.0, 2.0, 4.0], 100),
         "naive + entropy": bench.Result([2.0, 2.0, 2.0], 300),
+        "naive kl": bench.Result([1.0, 1.0, 1.0], 50),
         "xla": bench.Result([0.5, 1.6, 1.0], 10),  # .5, .8, .25
         "xla + entropy": bench.Result([1.0, 3.0, 2.0], 60),  # .5, 1.5, 1
+        "xla kl": bench.Result([3.0, 4.0, 5.0], 25),
     }
     found = bench.ratios(results)
     assert found["naive"] == found["naive + entropy"] == (1.0, 1.0)
     assert found["xla"] == (0.5, 10.0)
     assert found["xla + entropy"] == (1.0, 5.0)
+    assert found["xla kl"] == (4.0, 2.0)
 
 
 @pytest.mark.parametrize(
