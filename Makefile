@@ -43,6 +43,7 @@ smoke: $(VENV)/.installed-smoke
 # compilers, which needs Python 3.12 or newer: make aot PYTHON=python3.13
 AOT := .venv-aot
 $(AOT)/.installed:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12) and "error: needs Python 3.12 or newer: make aot PYTHON=python3.13")'
 	$(PYTHON) -m venv $(AOT)
 	$(AOT)/bin/python -m pip install --quiet jax==0.12.0.1 libtpu==0.0.50.1 numpy pytest
 	$(AOT)/bin/python -m pip install --quiet --no-deps jax-cuda13-plugin==0.12.0.1 \
