@@ -37,7 +37,7 @@ test-slow: $(VENV)/.installed-test
 
 # A short set for another Python: make smoke PYTHON=python3.13 VENV=.venv-smoke
 smoke: $(VENV)/.installed-smoke
-	$(PYTEST) -m "not slow" tests/losses/test_table.py tests/experiments/test_run.py
+	$(PYTEST) -m "not slow" -k "test_table or ppo_cartpole or sac_pendulum" tests/losses/test_table.py tests/experiments/test_run.py
 
 # Kernels compiled for TPUs and GPUs that are not here: an environment of its own, with pinned
 # compilers, which needs Python 3.12 or newer: make aot PYTHON=python3.13
@@ -45,7 +45,7 @@ AOT := .venv-aot
 $(AOT)/.installed:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12) and "error: needs Python 3.12 or newer: make aot PYTHON=python3.13")'
 	$(PYTHON) -m venv $(AOT)
-	$(AOT)/bin/python -m pip install --quiet jax==0.12.0.1 libtpu==0.0.50.1 numpy pytest
+	$(AOT)/bin/python -m pip install --quiet jax==0.12.0.1 libtpu==0.0.50.1 numpy pytest pytest-xdist
 	$(AOT)/bin/python -m pip install --quiet --no-deps jax-cuda13-plugin==0.12.0.1 \
 	  jax-cuda13-pjrt==0.12.0.1 nvidia-cuda-nvcc==13.5.37 nvidia-nvvm==13.5.37
 	touch $@
@@ -56,7 +56,7 @@ aot: $(AOT)/.installed
 # The part for every change: no schedule worse by 3%, no register spilled, nothing of the size of
 # the logits in memory.
 aot-check: $(AOT)/.installed
-	$(AOT)/bin/python -m pytest --noconftest -p no:cacheprovider tests/kernels_pallas/test_aot_*.py
+	$(AOT)/bin/python -m pytest -n 2 --noconftest -p no:cacheprovider tests/kernels_pallas/test_aot_*.py
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 import gc
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -12,6 +13,8 @@ os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
     + " --xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
 ).strip()
+if version("jax").startswith("0.10."):  # compiles in two thirds of the time; later ones lack it
+    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("MPLBACKEND", "agg")
 
 import jax
