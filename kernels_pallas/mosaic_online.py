@@ -9,17 +9,57 @@ softmax", algorithm 3. Lanes and moment are ours.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.experimental import pallas as pl
 
 from kernels_pallas import mosaic
-from kernels_pallas.mosaic import LANES, LN2, LOG2E, LOWEST
+from kernels_pallas.mosaic import LANES, LN2, LOG2E, LOWEST, Blocks
 
 
 def names(entropy: bool) -> tuple[str, ...]:
     return ("peak", "total", "chosen") + (("moment",) if entropy else ())
+
+
+def visit_block(
+    logits_of: Callable[[int, int, Any], Array],
+    tokens: Array,
+    scale: Array,
+    carried: dict[str, Any],
+    places_ref: Any,
+    out: dict[str, Any],
+    size: int,
+    blocks: Blocks,
+) -> None:
+    """A step of a forward kernel, whose grid's last axis goes over blocks of the vocabulary.
+
+    `logits_of(first, width, limit)` is a strip of this block, -inf from column `limit` of the block
+    on (None: all exist).
+    """
+    j, last = pl.program_id(1), pl.num_programs(1) - 1
+
+    @pl.when(j == 0)
+    def _begin() -> None:
+        begin(carried, places_ref, tokens)
+
+    def visit(edge: bool) -> None:
+        state = {name: ref[...] for name, ref in carried.items()}
+        places = places_ref[...] - j * blocks.vocabulary
+        limit = size - j * blocks.vocabulary if edge else None
+        for first, width in mosaic.strips(blocks):
+            logits = logits_of(first, width, limit)
+            state = update(state, logits, places - first, scale * LOG2E, "moment" in carried)
+        for name, ref in carried.items():
+            ref[...] = state[name]
+
+    mosaic.if_edge(j == last if size % blocks.vocabulary else False, visit)
+
+    @pl.when(j == last)
+    def _finish() -> None:
+        join_lanes({name: ref[...] for name, ref in carried.items()}, scale, out)
 
 
 def begin(carried: dict[str, Any], places_ref: Any, tokens: Array) -> None:

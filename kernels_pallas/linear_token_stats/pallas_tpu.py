@@ -30,7 +30,7 @@ from kernels_pallas.linear_token_stats.pallas_tpu_tile import (
     raw_logits,
     weights_of,
 )
-from kernels_pallas.mosaic import LANES, LOG2E, MIB, Blocks, Visits
+from kernels_pallas.mosaic import LANES, MIB, Blocks, Visits
 from kernels_pallas.records import ShardStats, Static
 
 __all__ = ["backward", "forward", "unsupported"]
@@ -119,28 +119,11 @@ def _kernel(
     blocks: Blocks,
     static: Static,
 ) -> None:
-    j, last = pl.program_id(1), pl.num_programs(1) - 1
-    scale = scale_ref[0]
+    def logits_of(first: int, width: int, limit: Any) -> Array:
+        return raw_logits(hidden_ref[...], weights, Vocabulary(first, width, limit), static)
 
-    @pl.when(j == 0)
-    def _begin() -> None:
-        mosaic_online.begin(carried, places_ref, tokens_ref[0])
-
-    def visit(edge: bool) -> None:
-        state = {name: ref[...] for name, ref in carried.items()}
-        places = places_ref[...] - j * blocks.vocabulary
-        rows = hidden_ref[...]
-        for first, width in mosaic.strips(blocks):
-            vocabulary = Vocabulary(first, width, size - j * blocks.vocabulary if edge else None)
-            logits = raw_logits(rows, weights, vocabulary, static)
-            state = mosaic_online.update(
-                state, logits, places - first, scale * LOG2E, static.entropy
-            )
-        for name, ref in carried.items():
-            ref[...] = state[name]
-
-    mosaic.if_edge(j == last if size % blocks.vocabulary else False, visit)
-
-    @pl.when(j == last)
-    def _finish() -> None:
-        mosaic_online.join_lanes({name: ref[...] for name, ref in carried.items()}, scale, out)
+    mosaic_online.visit_block(
+        logits_of,
+        *(tokens_ref[0], scale_ref[0], carried, places_ref, out),
+        *(size, blocks),
+    )

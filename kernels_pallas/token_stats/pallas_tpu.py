@@ -46,7 +46,7 @@ def forward(logits: Array, tokens: Array, inverse_temperature: Array, static: St
     names = ("peak", "log_sum", "chosen") + (("entropy",) if static.entropy else ())
     per_lane = pltpu.VMEM((blocks.rows, LANES), jnp.float32)
     out = mosaic.call(
-        functools.partial(_forward_kernel, size=size, blocks=blocks, static=static),
+        functools.partial(_forward_kernel, size=size, blocks=blocks),
         {name: jax.ShapeDtypeStruct((rows.count, 1, blocks.rows), jnp.float32) for name in names},
         static.interpret,
         name="token_stats_forward",
@@ -76,31 +76,12 @@ def _forward_kernel(
     *,
     size: int,
     blocks: Blocks,
-    static: Static,
 ) -> None:
-    j, last = pl.program_id(1), pl.num_programs(1) - 1
-    scale = scale_ref[0]
-
-    @pl.when(j == 0)
-    def _begin() -> None:
-        mosaic_online.begin(carried, places_ref, tokens_ref[0])
-
-    def visit(edge: bool) -> None:
-        state = {name: ref[...] for name, ref in carried.items()}
-        places = places_ref[...] - j * blocks.vocabulary
-        limit = size - j * blocks.vocabulary if edge else None
-        for first, width in mosaic.strips(blocks):
-            strip = read_strip(logits_ref, first, width, limit)
-            at = places - first
-            state = mosaic_online.update(state, strip, at, scale * LOG2E, static.entropy)
-        for name, ref in carried.items():
-            ref[...] = state[name]
-
-    mosaic.if_edge(j == last if size % blocks.vocabulary else False, visit)
-
-    @pl.when(j == last)
-    def _finish() -> None:
-        mosaic_online.join_lanes({name: ref[...] for name, ref in carried.items()}, scale, out)
+    mosaic_online.visit_block(
+        functools.partial(read_strip, logits_ref),
+        *(tokens_ref[0], scale_ref[0], carried, places_ref, out),
+        *(size, blocks),
+    )
 
 
 def backward(

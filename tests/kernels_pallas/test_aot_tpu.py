@@ -8,6 +8,7 @@ from kernels_pallas.aot import tpu
 from kernels_pallas.aot.__main__ import complaint
 
 pytestmark = [
+    pytest.mark.aot,
     pytest.mark.skipif(not tpu.available(), reason="libtpu is not installed (make aot-check)"),
 ]
 MAIN = r"linear_token_stats (forward|backward) 1024x2048x4096 bfloat16 \[D,V\]"
