@@ -192,7 +192,7 @@ def plot(all_results: dict[str, dict[str, Result]], png: Path) -> None:
         values = ([x for x, _ in of.values()], [1 / y for _, y in of.values()])
         for axes, numbers, label in zip(row, values, ("time", "temporary memory")):
             bars = axes.barh([*of], numbers)
-            axes.bar_label(bars, fmt="%.2g", padding=2, fontsize=7)
+            axes.bar_label(bars, fmt="%.3g", padding=2, fontsize=7)
             axes.axvline(1.0, color="gray", lw=1, ls="--")
             axes.invert_yaxis()
             axes.set_title(f"{label} / naive, {dtype}", fontsize=9)
