@@ -7,9 +7,10 @@ Forward and backward of a sum of log-probabilities, by hidden states and unembed
 machine it runs on. `naive` is what one writes without a kernel: the product, of the dtype of its
 arguments, log_softmax of it in float32, and a gather. `policy` is `linear_policy_loss`, the others
 are `linear_token_stats`; "+ entropy" adds that to the loss. "kl" is the exact divergence from a
-second model that is held fixed, by `linear_kl`. Wall time: rounds take turns, seconds are the best
-of them, and the ratio is the median of the rounds' ratios. Memory is what the compiled program
-needs beyond arguments and results. Writes bench.json and bench.png.
+second model that is held fixed, by `linear_kl`. "logits" and "logits kl" are `token_stats` and
+`categorical_kl`, by logits that are there already. Wall time: rounds take turns, seconds are the
+best of them, and the ratio is the median of the rounds' ratios. Memory is what the compiled
+program needs beyond arguments and results. Writes bench.json and bench.png.
 """
 
 import argparse
@@ -24,12 +25,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from kernels_pallas import linear_kl, linear_policy_loss, linear_token_stats
+from kernels_pallas import (
+    categorical_kl,
+    linear_kl,
+    linear_policy_loss,
+    linear_token_stats,
+    token_stats,
+)
 from kernels_pallas.checks import DTYPES
 from kernels_pallas.choose import PLATFORM_OF, choose, current_platform
 from kernels_pallas.linear_token_stats.shapes import GOAL, QUICK, Shape
 
-KINDS = (" + entropy", " kl", "")  # how a name ends: what is compared with the same of naive
+# How a name ends: what is compared with the same of naive, and what the gradient is of.
+BY_STATES = ("hidden", "unembedding")
+KINDS = {
+    "": BY_STATES,
+    " + entropy": BY_STATES,
+    " kl": BY_STATES,
+    " logits": ("logits",),
+    " logits kl": ("logits",),
+}
 
 
 class Given(NamedTuple):
@@ -38,30 +53,30 @@ class Given(NamedTuple):
     tokens: Array  # [N]
     ref_hidden: Array  # of the model that is held fixed
     ref_unembedding: Array
+    logits: Array  # [N, V]
+    ref_logits: Array
 
 
 Loss = Callable[[Given], Array]
 
 
-def log_softmax(hidden: Array, unembedding: Array) -> Array:
-    return jax.nn.log_softmax((hidden @ unembedding).astype(jnp.float32))
+def kind_of(name: str) -> str:
+    return max((kind for kind in KINDS if name.endswith(kind)), key=len)
 
 
-def naive(given: Given) -> Array:
-    log_probs = log_softmax(given.hidden, given.unembedding)
-    return -jnp.sum(jnp.take_along_axis(log_probs, given.tokens[:, None], axis=1))
+def naive(kind: str) -> Loss:
+    def loss(given: Given) -> Array:
+        pairs = given[:2], given[3:5]
+        both = given[5:] if "logits" in kind else [x @ y for x, y in pairs]
+        log_probs, ref_log_probs = (jax.nn.log_softmax(x.astype(jnp.float32)) for x in both)
+        if "kl" in kind:
+            return jnp.sum(jnp.exp(log_probs) * (log_probs - ref_log_probs))
+        total = -jnp.sum(jnp.take_along_axis(log_probs, given.tokens[:, None], axis=1))
+        if "entropy" in kind:
+            total += 0.01 * jnp.sum(jnp.exp(log_probs) * log_probs)
+        return total
 
-
-def naive_with_entropy(given: Given) -> Array:
-    log_probs = log_softmax(given.hidden, given.unembedding)
-    chosen = jnp.take_along_axis(log_probs, given.tokens[:, None], axis=1)
-    return -jnp.sum(chosen) + 0.01 * jnp.sum(jnp.exp(log_probs) * log_probs)
-
-
-def naive_kl(given: Given) -> Array:
-    log_probs = log_softmax(given.hidden, given.unembedding)
-    ref_log_probs = log_softmax(given.ref_hidden, given.ref_unembedding)
-    return jnp.sum(jnp.exp(log_probs) * (log_probs - ref_log_probs))
+    return loss
 
 
 def by_stats(implementation: str, entropy: bool) -> Loss:
@@ -75,7 +90,21 @@ def by_stats(implementation: str, entropy: bool) -> Loss:
 
 def by_kl(implementation: str) -> Loss:
     return lambda given: jnp.sum(
-        linear_kl(given[:2], jax.lax.stop_gradient(given[3:]), implementation=implementation)
+        linear_kl(given[:2], jax.lax.stop_gradient(given[3:5]), implementation=implementation)
+    )
+
+
+def by_logits(implementation: str) -> Loss:
+    def loss(given: Given) -> Array:
+        stats = token_stats(given.logits, given.tokens, implementation=implementation)
+        return -jnp.sum(stats.log_probs)
+
+    return loss
+
+
+def by_logits_kl(implementation: str) -> Loss:
+    return lambda given: jnp.sum(
+        categorical_kl(given.logits, given.ref_logits, implementation=implementation)
     )
 
 
@@ -91,14 +120,12 @@ def check(implementation: str, shape: Shape, dtype: str) -> None:
     rows, width, vocabulary = shape
     choose("linear_token_stats", implementation, dtype=dtype, shape=(rows, width, vocabulary))
     choose("linear_kl", implementation, dtype=dtype, shape=(rows, width, width, vocabulary))
+    for kernel in ("token_stats", "categorical_kl"):
+        choose(kernel, implementation, dtype=dtype, shape=(rows, vocabulary))
 
 
 def contestants(shape: Shape, dtype: str, wanted: list[str]) -> dict[str, Loss]:
-    found: dict[str, Loss] = {
-        "naive": naive,
-        "naive + entropy": naive_with_entropy,
-        "naive kl": naive_kl,
-    }
+    found = {f"naive{kind}": naive(kind) for kind in KINDS}
     for name in wanted:
         if name == "policy":
             found |= {"policy": by_policy_loss(False), "policy + entropy": by_policy_loss(True)}
@@ -108,6 +135,8 @@ def contestants(shape: Shape, dtype: str, wanted: list[str]) -> dict[str, Loss]:
             name: by_stats(name, False),
             f"{name} + entropy": by_stats(name, True),
             f"{name} kl": by_kl(name),
+            f"{name} logits": by_logits(name),
+            f"{name} logits kl": by_logits_kl(name),
         }
     return found
 
@@ -139,25 +168,28 @@ def measure(losses: dict[str, Loss], shape: Shape, dtype: str, rounds: int) -> d
     hidden, ref_hidden = (draw(shape.rows, shape.width) for _ in range(2))
     matrices = [draw(shape.width, shape.vocabulary, shape.width**-0.5) for _ in range(2)]
     tokens = jnp.asarray(rng.integers(0, shape.vocabulary, shape.rows), jnp.int32)
-    given = Given(hidden, matrices[0], tokens, ref_hidden, matrices[1])
+    logits = [draw(shape.rows, shape.vocabulary) for _ in range(2)]
+    given = Given(hidden, matrices[0], tokens, ref_hidden, matrices[1], *logits)
 
-    def forward_and_backward(loss: Loss) -> Any:
-        def of(hidden: Array, unembedding: Array, given: Given) -> Array:
-            return loss(given._replace(hidden=hidden, unembedding=unembedding))
+    def forward_and_backward(name: str, loss: Loss) -> Any:
+        def of(differentiated: tuple[Array, ...], given: Given) -> Array:
+            return loss(given._replace(**dict(zip(KINDS[kind_of(name)], differentiated))))
 
-        return jax.jit(jax.value_and_grad(of, (0, 1))).lower(hidden, matrices[0], given).compile()
+        arrays = tuple(getattr(given, field) for field in KINDS[kind_of(name)])
+        program = jax.jit(jax.value_and_grad(of)).lower(arrays, given).compile()
+        return program, arrays
 
-    compiled = {name: forward_and_backward(loss) for name, loss in losses.items()}
+    compiled = {name: forward_and_backward(name, loss) for name, loss in losses.items()}
     seconds: dict[str, list[float]] = {name: [] for name in losses}
     for number in range(rounds + 1):  # the first warms up
-        for name, program in compiled.items():
+        for name, (program, arrays) in compiled.items():
             start = time.perf_counter()
-            jax.block_until_ready(program(hidden, matrices[0], given))
+            jax.block_until_ready(program(arrays, given))
             if number:
                 seconds[name].append(time.perf_counter() - start)
     return {
         name: Result(seconds[name], program.memory_analysis().temp_size_in_bytes)
-        for name, program in compiled.items()
+        for name, (program, _) in compiled.items()
     }
 
 
@@ -165,7 +197,7 @@ def ratios(results: dict[str, Result]) -> dict[str, tuple[float, float]]:
     """Time over naive's and naive's memory over ours, each beside the naive of its kind."""
     found = {}
     for name, result in results.items():
-        base = results["naive" + next(kind for kind in KINDS if name.endswith(kind))]
+        base = results["naive" + kind_of(name)]
         time_ratio = np.median(np.divide(result.seconds, base.seconds))
         found[name] = float(time_ratio), base.temporary_bytes / max(result.temporary_bytes, 1)
     return found
@@ -185,7 +217,7 @@ def table(shape: Shape, dtype: str, results: dict[str, Result]) -> str:
 def plot(all_results: dict[str, dict[str, Result]], png: Path) -> None:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 1 + 2.6 * len(all_results)), dpi=120, layout="constrained")
+    figure = Figure(figsize=(9, 1 + 3.2 * len(all_results)), dpi=120, layout="constrained")
     panels = figure.subplots(len(all_results), 2, squeeze=False)
     for (dtype, results), row in zip(all_results.items(), panels):
         of = ratios(results)

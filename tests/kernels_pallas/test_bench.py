@@ -12,10 +12,11 @@ def test_a_run_prints_ratios_and_writes_its_files(tmp_path, capsys):
     assert bench.main([*shape, f"--out={tmp_path}"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "N=24 D=8 V=300 bfloat16, forward and backward"
-    assert [line.split("  ")[1] for line in lines[2:10]] == [
-        *("naive", "naive + entropy", "naive kl", "policy", "policy + entropy"),
-        *("xla", "xla + entropy", "xla kl"),
-    ]
+    kinds = "", " + entropy", " kl", " logits", " logits kl"
+    assert {line.split("  ")[1] for line in lines[2:14]} == {
+        *("policy", "policy + entropy"),
+        *(f"{name}{kind}" for name in ("naive", "xla") for kind in kinds),
+    }
     assert lines[2].split()[2] == "1.00"
     record = json.loads((tmp_path / "bench.json").read_text())
     assert record["shape"] == {"rows": 24, "width": 8, "vocabulary": 300}
@@ -31,12 +32,15 @@ def test_ratios_are_medians_beside_the_naive_of_the_same_kind():
         "xla": bench.Result([0.5, 1.6, 1.0], 10),  # .5, .8, .25
         "xla + entropy": bench.Result([1.0, 3.0, 2.0], 60),  # .5, 1.5, 1
         "xla kl": bench.Result([3.0, 4.0, 5.0], 25),
+        "naive logits kl": bench.Result([2.0, 2.0, 2.0], 40),
+        "xla logits kl": bench.Result([1.0, 1.0, 1.0], 10),
     }
     found = bench.ratios(results)
     assert found["naive"] == found["naive + entropy"] == (1.0, 1.0)
     assert found["xla"] == (0.5, 10.0)
     assert found["xla + entropy"] == (1.0, 5.0)
     assert found["xla kl"] == (4.0, 2.0)
+    assert found["xla logits kl"] == (0.5, 4.0)
 
 
 @pytest.mark.parametrize(
