@@ -1,4 +1,4 @@
-"""The statistics on NVIDIA cards, in the Triton form of Pallas; Hopper has one of its own.
+"""The statistics on NVIDIA cards, in the Triton form of Pallas; Hopper and Blackwell have another.
 
 forward    2NDV flops. A program owns a block of rows and walks over a part of the vocabulary with
            running maximum, sum and weighted sum; the parts are combined afterwards, so that few
@@ -28,7 +28,7 @@ from jax.experimental import pallas as pl
 
 from kernels_pallas import gpu_triton as tr
 from kernels_pallas.gpu_blocks import GpuBlocks, blocks_for, chunk_columns, splits_for
-from kernels_pallas.gpu_cards import MAJOR_HOPPER, current
+from kernels_pallas.gpu_cards import MAJOR_BLACKWELL, MAJOR_HOPPER, current
 from kernels_pallas.gpu_products import (
     multiply_hidden_gradient,
     multiply_unembedding_gradient,
@@ -45,16 +45,17 @@ def blocks_of(hidden: Array, static: Static) -> GpuBlocks:
     return static.config or blocks_for("linear_token_stats", str(hidden.dtype))
 
 
-def _hopper(hidden: Array, unembedding: Array, blocks: GpuBlocks, static: Static) -> Any:
+def _mosaic(hidden: Array, unembedding: Array, blocks: GpuBlocks, static: Static) -> Any:
     """The module with the Mosaic GPU kernels where they are to run, else None."""
     wanted = blocks.mosaic
     if wanted is None:
-        wanted = not static.interpret and current().capability[0] == MAJOR_HOPPER and HAS_MOSAIC
+        has_it = current().capability[0] in (MAJOR_HOPPER, MAJOR_BLACKWELL) and HAS_MOSAIC
+        wanted = has_it and not static.interpret
     if not wanted:
         return None
-    from kernels_pallas.linear_token_stats import pallas_gpu_hopper
+    from kernels_pallas.linear_token_stats import pallas_gpu_mosaic
 
-    return pallas_gpu_hopper if pallas_gpu_hopper.fits(hidden, unembedding) else None
+    return pallas_gpu_mosaic if pallas_gpu_mosaic.fits(hidden, unembedding) else None
 
 
 def _squash(x: Array, bias: Array | None, inverse_temperature: Any, static: Static):
@@ -96,10 +97,10 @@ def forward(
     row_blocks, vocab_blocks = pl.cdiv(num_rows, tiles.rows), pl.cdiv(vocabulary, tiles.columns)
     splits = blocks.splits or splits_for(row_blocks, vocab_blocks, current())
     splits = min(splits, vocab_blocks)
-    if hopper := _hopper(hidden, unembedding, blocks, static):
+    if mosaic := _mosaic(hidden, unembedding, blocks, static):
         operands = (hidden, unembedding, tokens, mask, bias, inverse_temperature)
         return combine(
-            Running(*hopper.forward(*operands, static, blocks.splits)), mask, static.entropy
+            Running(*mosaic.forward(*operands, static, blocks.splits)), mask, static.entropy
         )
 
     def kernel(hidden, unembedding, tokens, scale, keep, bias, peak, total, weighted, chosen):
@@ -171,8 +172,8 @@ def backward(
     num_rows, vocabulary = hidden.shape[0], unembedding.shape[0 if static.transposed else 1]
     blocks = blocks_of(hidden, static)
     gradient, multiple = _logits_gradient, blocks.gradient.columns
-    if hopper := _hopper(hidden, unembedding, blocks, static):
-        gradient, multiple = hopper.logits_gradient, hopper.COLUMNS
+    if mosaic := _mosaic(hidden, unembedding, blocks, static):
+        gradient, multiple = mosaic.logits_gradient, mosaic.COLUMNS
     chunk = blocks.chunk or chunk_columns(num_rows, vocabulary, hidden.dtype.itemsize, multiple)
     b = jnp.zeros_like(a) if b is None else b
     log_sum = finite(log_sum)  # of rows without any finite logit, where a, b and c are 0

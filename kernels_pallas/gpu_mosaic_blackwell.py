@@ -1,0 +1,141 @@
+"""Products tile by tile with an epilogue, on Blackwell's matrix units (tcgen05).
+
+A program has two warpgroups. In one, a warp copies: the tensor memory accelerator brings blocks of
+both operands into a ring of buffers, across the ends of tiles; another warp multiplies, into one
+of two accumulators in tensor memory, 128 x 256 each, which is all of it. The other warpgroup
+treats the tile in one accumulator while the next is made in the other: a thread has one row, so
+that sums and maxima over a row need no other thread.
+
+Two multiprocessors that share a product (collective_axis) would read each factor half as often;
+the interpreter of jax 0.12, which is what checks these kernels, does not have that.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+
+from kernels_pallas.gpu_mosaic import (
+    COLUMNS,
+    DEPTH,
+    PARAMS,
+    ROWS,
+    STAGES,
+    Epilogue,
+    Operand,
+    Ring,
+    Warpgroups,
+    factors,
+    plgpu,
+)
+
+NAME = "blackwell"
+GROUPS = Warpgroups(1, plgpu.Layout.TCGEN05, width=64)
+ACCUMULATORS = 2
+
+
+def call(
+    epilogue: Epilogue,
+    lhs: Operand,
+    rhs: Operand,
+    others: list[Array],
+    *,
+    first: Array,
+    active: Array,
+    column_tiles: int,
+    parts: int,
+    out: Any,
+    scratch: Any,
+    interpret: Any,
+    name: str,
+) -> Any:
+    """The epilogue over all tiles of lhs · rhsᵀ, columns from first[0] on; `parts` share them.
+
+    Row blocks with active[i] = 0 are not touched, apart from `start` and `finish`.
+    """
+    outer, inner = lhs.sizes()
+    steps, width = pl.cdiv(inner, DEPTH), epilogue.width
+
+    def kernel(first, active, lhs_ref, rhs_ref, *refs):
+        *refs, ring, sums, made, treated, scratch = refs
+        i, part, group = (lax.axis_index(axis) for axis in ("rows", "parts", "group"))
+        begin, end = part * column_tiles // parts, (part + 1) * column_tiles // parts
+        end = jnp.where(active[i] > 0, end, begin)
+
+        def multiply(t: Any, _: None) -> None:
+            which = lax.rem(t, ACCUMULATORS)
+
+            @pl.when(t >= ACCUMULATORS)
+            def _():
+                plgpu.barrier_wait(treated.at[which])
+
+            def step(k: Any, _: None) -> None:
+                slot = lax.rem(t * steps + k, STAGES)
+                plgpu.barrier_wait(ring.full.at[slot])
+                plgpu.tcgen05_mma(
+                    sums.at[:, pl.ds(which * COLUMNS, COLUMNS)],
+                    *factors(lhs, rhs, ring.lhs.at[slot], ring.rhs.at[slot]),
+                    ring.empty.at[slot],
+                    accumulate=k > 0,
+                )
+
+            lax.fori_loop(0, steps, step, None)
+            plgpu.tcgen05_commit_arrive(made.at[which])
+
+        @pl.when(group == GROUPS.count)
+        def _copy_and_multiply():
+            @plgpu.warp_map
+            def _(warp):
+                @pl.when(warp == 0)
+                def _():
+                    column = first[0] + begin * COLUMNS
+                    ring.fill((lhs, lhs_ref), (rhs, rhs_ref), i * ROWS, column, steps, end - begin)
+
+                @pl.when(warp == 1)
+                def _():
+                    lax.fori_loop(0, end - begin, multiply, None)
+
+        @pl.when(group < GROUPS.count)
+        def _treat():
+            row = i * ROWS
+            mine = [*refs, *(ref.at[0] for ref in scratch)]
+
+            def tile(j: Any, carry: Any) -> Any:
+                which = lax.rem(j - begin, ACCUMULATORS)
+
+                def add(n: Any, carry: Any) -> Any:
+                    columns = pl.ds(which * COLUMNS + n * width, width)
+                    piece = plgpu.async_load_tmem(sums.at[:, columns], layout=GROUPS.layout)
+                    return epilogue.add(mine, row, j * COLUMNS + n * width, piece, carry)
+
+                plgpu.barrier_wait(made.at[which])
+                carry = lax.fori_loop(0, COLUMNS // width, add, carry)
+                plgpu.wait_load_tmem()
+                plgpu.barrier_arrive(treated.at[which])
+                return carry
+
+            carry = lax.fori_loop(begin, end, tile, epilogue.start(mine, row))
+            epilogue.finish(mine, row, part, carry)
+
+    def barriers(count: int) -> Any:
+        return plgpu.Barrier(num_arrivals=1, num_barriers=count, orders_tensor_core=True)
+
+    return plgpu.kernel(
+        kernel,
+        out_type=out,
+        scratch_types=(
+            Ring.of(lhs, rhs, empty=barriers(STAGES)),
+            plgpu.TMEM((ROWS, ACCUMULATORS * COLUMNS), jnp.float32),
+            barriers(ACCUMULATORS),
+            barriers(ACCUMULATORS),
+            scratch,
+        ),
+        grid=(parts, pl.cdiv(outer, ROWS)),
+        grid_names=("parts", "rows"),
+        num_threads=GROUPS.count + 1,
+        thread_name="group",
+        compiler_params=PARAMS,
+        interpret=interpret,
+        kernel_name=f"{name}_{NAME}",
+    )(first, active, lhs.array, rhs.array, *others)

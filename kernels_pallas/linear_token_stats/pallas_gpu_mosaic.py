@@ -1,0 +1,225 @@
+"""The forward pass and the gradient of the logits on Hopper and Blackwell, in Mosaic GPU.
+
+The same statistics as in the Triton form, with tiles of 128 rows and 256 columns: each warpgroup
+that treats tiles carries the running maximum and sums of its own rows in registers.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from kernels_pallas import gpu_mosaic_blackwell, gpu_mosaic_hopper
+from kernels_pallas.gpu_blocks import splits_for
+from kernels_pallas.gpu_cards import MAJOR_BLACKWELL, current
+from kernels_pallas.gpu_mosaic import COLUMNS, ROWS, SWIZZLE, Epilogue, Operand, fits, interpreter
+from kernels_pallas.gpu_triton import LOG2_E
+from kernels_pallas.records import NEVER, Static
+
+__all__ = ["COLUMNS", "fits", "forward", "logits_gradient"]
+
+MASKED = jnp.iinfo(jnp.int32).min  # in place of the token of a row that does not count
+
+
+def _form() -> Any:
+    """How the card that is traced for multiplies."""
+    blackwell = current().capability[0] == MAJOR_BLACKWELL
+    return gpu_mosaic_blackwell if blackwell else gpu_mosaic_hopper
+
+
+def _squash(x: Array, inverse_temperature: Any, softcap: float | None) -> tuple[Array, Any]:
+    """Logits from the product with its bias, and their derivative."""
+    if softcap is None:
+        return x * inverse_temperature, inverse_temperature
+    # The card's own tanh is right to 2^-11 only.
+    bent = 1.0 - 2.0 / (1.0 + jnp.exp2(x * (2.0 * LOG2_E / softcap)))
+    return bent * (softcap * inverse_temperature), (1.0 - bent * bent) * inverse_temperature
+
+
+def _pad(vector: Array, multiple: int, value: float = 0) -> Array:
+    return jnp.pad(vector, (0, -vector.shape[0] % multiple), constant_values=value)
+
+
+def _unembedding(unembedding: Array, static: Static) -> tuple[Operand, int]:
+    operand = Operand(unembedding, not static.transposed)
+    return operand, operand.sizes()[0]
+
+
+def _active(mask: Array | None, num_rows: int) -> Array:
+    """int32 [blocks]: whether a block of rows has any that count."""
+    blocks = pl.cdiv(num_rows, ROWS)
+    if mask is None:
+        return jnp.ones(blocks, jnp.int32)
+    padded = jnp.pad(mask, (0, blocks * ROWS - num_rows))
+    return jnp.any(padded.reshape(blocks, ROWS), axis=1).astype(jnp.int32)
+
+
+def forward(
+    hidden: Array,
+    unembedding: Array,
+    tokens: Array,
+    mask: Array | None,
+    bias: Array | None,
+    inverse_temperature: Array,
+    static: Static,
+    parts: int | None = None,
+) -> tuple[Array, ...]:
+    """Peak, total, weighted sum and chosen logit of each part of the vocabulary, [parts, N]."""
+    num_rows = hidden.shape[0]
+    rhs, vocabulary = _unembedding(unembedding, static)
+    column_tiles = pl.cdiv(vocabulary, COLUMNS)
+    parts = parts or splits_for(pl.cdiv(num_rows, ROWS), column_tiles, current())
+    parts = min(parts, column_tiles)
+    padded_rows = num_rows + -num_rows % ROWS
+    form = _form()
+    groups = form.GROUPS
+
+    def start(refs: Any, row: Any) -> tuple[Array, ...]:
+        low = groups.by_row(jnp.full((groups.rows,), -jnp.inf, jnp.float32))
+        zeros = groups.by_row(jnp.zeros((groups.rows,), jnp.float32))
+        return low, zeros, zeros, zeros
+
+    # Bias and softcap need registers: half of the columns at a time then.
+    width = groups.width if bias is None and static.softcap is None else groups.width // 2
+
+    def add(refs: Any, row: Any, first: Any, x: Array, carry: tuple[Array, ...]) -> Any:
+        tokens, scale, *rest = refs
+        peak, total, weighted, chosen = carry
+        if bias is not None:
+            x = x + groups.down(groups.load_columns(rest[0], first, width))
+        z, _ = _squash(x, scale[0], static.softcap)
+        columns = groups.column_numbers(first, width)
+        if vocabulary % COLUMNS:
+            z = jnp.where(columns < vocabulary, z, -jnp.inf)
+        token = groups.across(groups.load_rows(tokens, row), width)
+        chosen = chosen + jnp.sum(jnp.where(columns == token, z, 0.0), axis=1)
+        new = jnp.maximum(peak, jnp.max(z, axis=1))
+        shift = jnp.where(new == -jnp.inf, 0.0, new)
+        step = jnp.where(peak == -jnp.inf, 0.0, peak - shift)
+        shrink = jnp.exp2(step * LOG2_E)
+        below = z - groups.across(shift, width)
+        p = jnp.exp2(below * LOG2_E)
+        if static.entropy:
+            added = jnp.sum(p * jnp.maximum(below, NEVER), axis=1)
+            weighted = shrink * (weighted + step * total) + added
+        return new, shrink * total + jnp.sum(p, axis=1), weighted, chosen
+
+    def finish(refs: Any, row: Any, part: Any, carry: tuple[Array, ...]) -> None:
+        *outputs, buffer = refs[-5:]
+        for n, value in enumerate(carry):
+            buffer[n] = value
+        plgpu.commit_smem()
+        for n, output in enumerate(outputs):
+            plgpu.copy_smem_to_gmem(buffer.at[n], output.at[part, pl.ds(row, groups.rows)])
+        plgpu.wait_smem_to_gmem(0)
+
+    others = [
+        _pad(jnp.where(tokens < vocabulary, tokens, -1).astype(jnp.int32), ROWS),
+        inverse_temperature.reshape(1).astype(jnp.float32),
+    ]
+    if bias is not None:
+        others.append(_pad(bias.astype(jnp.float32), COLUMNS))
+    outputs = form.call(
+        Epilogue(start, add, finish, width),
+        Operand(hidden, False),
+        rhs,
+        others,
+        first=jnp.zeros(1, jnp.int32),
+        active=_active(mask, num_rows),
+        column_tiles=column_tiles,
+        parts=parts,
+        out=[jax.ShapeDtypeStruct((parts, padded_rows), jnp.float32)] * 4,
+        scratch=(plgpu.SMEM((groups.count, 4, groups.rows), jnp.float32),),
+        interpret=interpreter(static.interpret),
+        name="linear_token_stats_forward",
+    )
+    return tuple(output[:, :num_rows] for output in outputs)
+
+
+def logits_gradient(
+    hidden, unembedding, tokens, mask, bias, inverse_temperature,
+    first, peak, log_sum, a, b, c, chunk: int, static: Static,
+) -> tuple[Array, Array]:  # fmt: skip
+    """The gradient of `chunk` logits [N, chunk], and its sums over groups of rows, [groups, chunk].
+
+    Columns past the vocabulary are 0; blocks of masked rows are not written.
+    """
+    num_rows = hidden.shape[0]
+    rhs, vocabulary = _unembedding(unembedding, static)
+    column_tiles = pl.cdiv(chunk, COLUMNS)
+    padded_rows = num_rows + -num_rows % ROWS
+    parts = splits_for(pl.cdiv(num_rows, ROWS), column_tiles, current())
+    form = _form()
+    groups = form.GROUPS
+    width = 64  # whole tiles of p and log p would not fit
+
+    def start(refs: Any, row: Any) -> list[Array]:
+        tokens, _, _, *vectors = refs[:8]
+        return [groups.load_rows(ref, row) for ref in (tokens, *vectors)]
+
+    def add(refs: Any, row: Any, local: Any, x: Array, carry: list[Array]) -> list[Array]:
+        _, scale, first = refs[:3]
+        *_, d_logits, sums, buffer, sums_buffer = refs
+        columns = groups.column_numbers(first[0] + local, width)
+        if bias is not None:
+            x = x + groups.down(groups.load_columns(refs[8], first[0] + local, width))
+        z, slope = _squash(x, scale[0], static.softcap)
+        token, peak, log_sum, a, b, c = (groups.across(value, width) for value in carry)
+        log_p = jnp.maximum((z - peak) - log_sum, NEVER)
+        d_z = jnp.exp2(log_p * LOG2_E) * (a + b * log_p)
+        d_z = (d_z + jnp.where(columns == token, c, 0.0)) * slope
+        d_z = jnp.where((columns < vocabulary) & (token != MASKED), d_z, 0.0)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        buffer[...] = d_z.astype(buffer.dtype)
+        if bias is not None:
+            sums_buffer[...] = jnp.sum(d_z, axis=0)
+        plgpu.commit_smem()
+        here = pl.ds(local, width)
+        plgpu.copy_smem_to_gmem(buffer, d_logits.at[pl.ds(row, groups.rows), here])
+        if bias is not None:
+            group = lax.div(row, groups.rows)
+            plgpu.copy_smem_to_gmem(sums_buffer, sums.at[group, here])
+        return carry
+
+    def finish(refs: Any, row: Any, part: Any, carry: list[Array]) -> None:
+        plgpu.wait_smem_to_gmem(0)
+
+    vectors = [peak, log_sum, a, b, c]
+    keep = jnp.ones(num_rows, bool) if mask is None else mask
+    others = [
+        _pad(jnp.where(keep, tokens, MASKED).astype(jnp.int32), ROWS, MASKED),
+        inverse_temperature.reshape(1).astype(jnp.float32),
+        first,
+        *(_pad(vector, ROWS) for vector in vectors),
+    ]
+    if bias is not None:
+        others.append(jnp.pad(bias.astype(jnp.float32), (0, chunk)))
+    lines = padded_rows // groups.rows if bias is not None else 1
+    active = _active(mask, num_rows)
+    d_logits, sums = form.call(
+        Epilogue(start, add, finish, width),
+        Operand(hidden, False),
+        rhs,
+        others,
+        first=first,
+        active=active,
+        column_tiles=column_tiles,
+        parts=parts,
+        out=[
+            jax.ShapeDtypeStruct((num_rows, chunk), hidden.dtype),
+            jax.ShapeDtypeStruct((lines, column_tiles * COLUMNS), jnp.float32),
+        ],
+        scratch=(
+            plgpu.SMEM((groups.count, groups.rows, width), hidden.dtype, transforms=SWIZZLE),
+            plgpu.SMEM((groups.count, width), jnp.float32),
+        ),
+        interpret=interpreter(static.interpret),
+        name="linear_token_stats_logits_gradient",
+    )
+    if bias is not None:
+        written = jnp.repeat(active, groups.count)[:, None] > 0
+        sums = jnp.where(written, sums, 0.0)
+    return d_logits, sums[:, :chunk]
