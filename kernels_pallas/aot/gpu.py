@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,31 +67,41 @@ def available() -> bool:
 def rows(only: str = "") -> Iterator[dict[str, Any]]:
     """One row per card and kernel of each program whose "card program" matches `only`.
 
-    Compilers are told where to leave their output before they load: in a process of its own.
+    Compilers are told where to leave their output before they load, and Mosaic GPU assembles for
+    the first card that a process compiles for: a process for each card.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {
-            "JAX_PLATFORMS": "cpu",
-            "CUDA_VISIBLE_DEVICES": "-1",
-            "XLA_FLAGS": f"--xla_gpu_autotune_level=0 --xla_dump_to={folder}/xla "
-            "--xla_dump_emitter_re=^[^tm].*",  # ptx; logs of MLIR passes take twenty times as long
-            "MOSAIC_GPU_DUMP_TO": f"{folder}/mosaic",
-            "MOSAIC_GPU_DUMP_PTX": "1",
-        }
-        command = [sys.executable, "-m", "kernels_pallas.aot.gpu", folder, only]
-        said = Path(folder) / "stderr"  # among it complaints about tools that nobody needs
-        with (
-            said.open("w") as stderr,
-            subprocess.Popen(
-                command, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True
-            ) as process,
-        ):
-            assert process.stdout is not None
-            for line in process.stdout:
-                yield json.loads(line)
-        if process.returncode:
-            last = (said.read_text().strip().splitlines() or [""])[-1]
-            yield {"card": "", "program": "", "error": f"status {process.returncode}: {last}"}
+    for card in CARDS:
+        with tempfile.TemporaryDirectory() as folder:
+            error = yield from _rows_of(card, only, folder)
+        if error:
+            yield {"card": card, "program": "", "error": error}
+            return
+
+
+def _rows_of(card: str, only: str, folder: str) -> Generator[dict[str, Any], None, str]:
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "XLA_FLAGS": f"--xla_gpu_autotune_level=0 --xla_dump_to={folder}/xla "
+        "--xla_dump_emitter_re=^[^tm].*",  # ptx; logs of MLIR passes take twenty times as long
+        "MOSAIC_GPU_DUMP_TO": f"{folder}/mosaic",
+        "MOSAIC_GPU_DUMP_PTX": "1",
+    }
+    command = [sys.executable, "-m", "kernels_pallas.aot.gpu", folder, card, only]
+    said = Path(folder) / "stderr"  # among it complaints about tools that nobody needs
+    with (
+        said.open("w") as stderr,
+        subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True
+        ) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            yield json.loads(line)
+    if not process.returncode:
+        return ""
+    last = (said.read_text().strip().splitlines() or [""])[-1]
+    return f"status {process.returncode}: {last}"
 
 
 def _inputs(program: Program) -> tuple[Any, tuple[Any, ...]]:
@@ -189,32 +199,30 @@ def read_ptx(text: str) -> list[Entry]:
     return entries
 
 
-def _main(folder: str, only: str) -> None:
+def _main(folder: str, card: str, only: str) -> None:
     dumps = Path(folder)
     (dumps / "mosaic").mkdir(exist_ok=True)
-    for card in CARDS:
-        for program in programs():
-            if not re.search(only, f"{card} {program.name()}"):
-                continue
-            row: dict[str, Any] = {"card": card, "program": program.name()}
-            try:
-                memory = _compile(program, card).memory_analysis()
-            except Exception as error:
-                print(json.dumps(row | {"error": str(error).strip().splitlines()[0]}), flush=True)
-                continue
-            row |= {
-                "temp_bytes": memory.temp_size_in_bytes,
-                "peak_bytes": memory.argument_size_in_bytes
-                + memory.output_size_in_bytes
-                + memory.temp_size_in_bytes
-                - memory.alias_size_in_bytes,
-            }
-            files = sorted(dumps.rglob("*.ptx"))
-            for entry in (entry for file in files for entry in read_ptx(file.read_text())):
-                print(json.dumps(row | entry._asdict()), flush=True)
-            for file in dumps.rglob("*"):
-                if file.is_file():
-                    file.unlink()
+    for program in programs():
+        if not re.search(only, f"{card} {program.name()}"):
+            continue
+        for file in dumps.rglob("*.ptx"):  # of the program before
+            file.unlink()
+        row: dict[str, Any] = {"card": card, "program": program.name()}
+        try:
+            memory = _compile(program, card).memory_analysis()
+        except Exception as error:
+            print(json.dumps(row | {"error": str(error).strip().splitlines()[0]}), flush=True)
+            continue
+        row |= {
+            "temp_bytes": memory.temp_size_in_bytes,
+            "peak_bytes": memory.argument_size_in_bytes
+            + memory.output_size_in_bytes
+            + memory.temp_size_in_bytes
+            - memory.alias_size_in_bytes,
+        }
+        files = sorted(dumps.rglob("*.ptx"))
+        for entry in (entry for file in files for entry in read_ptx(file.read_text())):
+            print(json.dumps(row | entry._asdict()), flush=True)
 
 
 if __name__ == "__main__":
