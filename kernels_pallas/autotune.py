@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas.gpu_blocks import GpuBlocks, Tiles, heuristic, measured, settings_file
-from kernels_pallas.gpu_cards import MAJOR_HOPPER, Card, current
+from kernels_pallas.gpu_blocks import GpuBlocks, Tiles, form_for, heuristic, measured, settings_file
+from kernels_pallas.gpu_cards import Card, current
 from kernels_pallas.gpu_check import CASES, Case, seconds, setup
 from kernels_pallas.linear_token_stats.shapes import Shape
 
@@ -63,11 +63,13 @@ def best(
                 raise
             return float("inf")
 
-    if case.kernel == "linear_token_stats" and card.capability[0] == MAJOR_HOPPER:
-        forms = [blocks._replace(mosaic=mosaic) for mosaic in (True, False)]
+    own = form_for(blocks, options.get("interpret", False))
+    if case.kernel == "linear_token_stats" and own != "triton":
+        forms = [blocks._replace(form=form) for form in (own, "triton")]
         blocks = min(forms, key=lambda form: time_of(form, backward=False))
     parts = ("forward", "gradient", "product") if linear else ("forward", "gradient")
-    for part in ("product",) if blocks.mosaic else parts:  # Hopper's kernels have fixed tiles
+    mosaic = blocks.form not in (None, "triton")  # whose tiles are fixed
+    for part in ("product",) if mosaic else parts:
         trials = [
             blocks._replace(**{part: tiles})
             for tiles in tries(getattr(blocks, part), linear, case.dtype)

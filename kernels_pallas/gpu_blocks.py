@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from kernels_pallas.gpu_cards import MAJOR_AMPERE, MAJOR_BLACKWELL, MAJOR_HOPPER, Card, current
 
 
@@ -30,10 +32,13 @@ class GpuBlocks(NamedTuple):
     product: Tiles  # of that chunk with the unembedding or the hidden states
     splits: int | None = None  # parts of the vocabulary in the forward kernel; None: fill the card
     chunk: int | None = None  # columns whose gradient exists at a time; None: see `chunk_columns`
-    mosaic: bool | None = None  # the Mosaic GPU kernels; None: where the card has them
+    form: str | None = None  # one of FORMS, where shapes allow; None: the card's own
 
 
 CHUNK_BYTES = 64 << 20
+FORMS = ("triton", "hopper", "blackwell")  # the last two are Mosaic GPU
+# As of 0.12; before, much of what these kernels use was missing or named otherwise.
+HAS_MOSAIC = jax.__version_info__ >= (0, 12)
 
 
 def settings_file() -> Path:
@@ -59,6 +64,42 @@ def blocks_for(operation: str, dtype: str, card: Card | None = None) -> GpuBlock
     """The measured blocks of this card, else the heuristic."""
     card = card or current()
     return measured().get(f"{operation}/{card.name}/{dtype}") or heuristic(operation, dtype, card)
+
+
+def blocks_of(config: Any, operation: str, dtype: str) -> GpuBlocks:
+    """The caller's blocks, else those of the card, checked."""
+    blocks = blocks_for(operation, dtype) if config is None else config
+    if not isinstance(blocks, GpuBlocks):
+        raise ValueError(f"config must be GpuBlocks on GPUs, got {type(blocks).__name__}")
+    linear = operation.startswith("linear")
+    for kernel in ("forward", "gradient", "product") if linear else ("forward", "gradient"):
+        tiles: Tiles = getattr(blocks, kernel)
+        least = Tiles(16, 16, 16, 1, 1) if linear else Tiles(1, 1, 0, 1, 1)
+        for name, size, low in zip(Tiles._fields, tiles, least):
+            power = name == "stages" or low == 0 or size & (size - 1) == 0
+            if size < low or not power:
+                kind = "" if name == "stages" else "a power of two, "
+                raise ValueError(f"{name} of {kernel} must be {kind}{low} at least, got {size}")
+    if blocks.splits is not None and blocks.splits < 1:
+        raise ValueError(f"splits must be 1 at least, got {blocks.splits}")
+    if blocks.chunk is not None and (blocks.chunk < 16 or blocks.chunk % 16):
+        raise ValueError(f"chunk must be a multiple of 16, got {blocks.chunk}")
+    forms = FORMS if operation == "linear_token_stats" else FORMS[:1]
+    if blocks.form not in (None, *forms):
+        raise ValueError(f"form of {operation} must be one of {forms}, got {blocks.form!r}")
+    return blocks
+
+
+def form_for(blocks: GpuBlocks, interpret: Any) -> str:
+    """Which form of the kernels runs: interpreted, any; else Triton or the card's own."""
+    card = current()
+    own = {MAJOR_HOPPER: "hopper", MAJOR_BLACKWELL: "blackwell"}.get(card.capability[0], "triton")
+    form = blocks.form or ("triton" if interpret or not HAS_MOSAIC else own)
+    if form != "triton" and not HAS_MOSAIC:
+        raise ValueError(f"form {form!r} needs jax 0.12, this is {jax.__version__}")
+    if form not in ("triton", own) and not interpret:
+        raise ValueError(f"form {form!r} cannot run on {card.name}, whose own is {own!r}")
+    return form
 
 
 def heuristic(operation: str, dtype: str, card: Card) -> GpuBlocks:

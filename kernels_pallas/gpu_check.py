@@ -184,7 +184,7 @@ def right_answers(case: Case, arrays: tuple[Array, ...], tokens: np.ndarray, g: 
 def check(
     case: Case, shape: Shape | None = None, config: Any = None, interpret: bool = False
 ) -> tuple[float, float]:
-    """Errors of values and gradients on a ragged shape; every other case fits Hopper's kernels."""
+    """Errors of values and gradients on a ragged shape; every other case fits those of Mosaic."""
     shape = shape or (Shape(391, 520, 5001) if case.transposed else Shape(392, 576, 5056))
     num_rows, vocabulary = shape.rows, shape.vocabulary
     made = setup(case, shape, config, interpret)

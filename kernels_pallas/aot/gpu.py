@@ -116,7 +116,7 @@ def _inputs(program: Program) -> tuple[Any, tuple[Any, ...]]:
 
     options, transposed = "options" in program.variant, "[V,D]" in program.variant
     n, d, v = NUM_ROWS, WIDTH, VOCABULARY
-    if options:  # ragged; [V,D] as far as the tiles of the Hopper kernels allow
+    if options:  # ragged; [V,D] as far as the tiles of Mosaic allow
         n, d, v = NUM_ROWS - 96, WIDTH - 64, 50264 if transposed else 50257
     vector: Any = shape(n, dtype=jnp.float32)
     scalar = shape(dtype=jnp.float32)

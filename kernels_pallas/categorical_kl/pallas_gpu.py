@@ -12,7 +12,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from kernels_pallas import gpu_triton as tr
-from kernels_pallas.gpu_blocks import blocks_for, splits_for
+from kernels_pallas.gpu_blocks import blocks_of, splits_for
 from kernels_pallas.gpu_cards import current
 from kernels_pallas.gpu_divergence import RunningKL, combine_kl, kl_gradients
 from kernels_pallas.records import KLStatic, KLStats
@@ -26,7 +26,7 @@ def _tile(logits: Any, rows: tr.Side, columns: tr.Side) -> Array:
 def forward(logits_p: Array, logits_q: Array, static: KLStatic) -> KLStats:
     """KL(p‖q) of each row of [N, V]."""
     num_rows, vocabulary = logits_p.shape
-    blocks = static.config or blocks_for("categorical_kl", str(logits_p.dtype))
+    blocks = blocks_of(static.config, "categorical_kl", str(logits_p.dtype))
     tiles = blocks.forward
     row_blocks, vocab_blocks = pl.cdiv(num_rows, tiles.rows), pl.cdiv(vocabulary, tiles.columns)
     splits = blocks.splits or splits_for(row_blocks, vocab_blocks, current())
@@ -62,7 +62,7 @@ def backward(
 ) -> tuple[Array, Array]:
     """Gradients of both logits from the cotangent [N]."""
     num_rows, vocabulary = logits_p.shape
-    tiles = (static.config or blocks_for("categorical_kl", str(logits_p.dtype))).gradient
+    tiles = blocks_of(static.config, "categorical_kl", str(logits_p.dtype)).gradient
 
     def kernel(logits_p, logits_q, *refs):
         *vectors, d_p, d_q = refs

@@ -12,7 +12,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from kernels_pallas import gpu_triton as tr
-from kernels_pallas.gpu_blocks import GpuBlocks, Tiles, blocks_for, chunk_columns, splits_for
+from kernels_pallas.gpu_blocks import GpuBlocks, Tiles, blocks_of, chunk_columns, splits_for
 from kernels_pallas.gpu_cards import current
 from kernels_pallas.gpu_divergence import RunningKL, combine_kl, kl_gradients
 from kernels_pallas.gpu_products import multiply_hidden_gradient, multiply_unembedding_gradient
@@ -22,7 +22,7 @@ Pair = tuple[Array, Array]  # hidden [N, D], unembedding [D, V] or [V, D]
 
 
 def _blocks(pair: Pair, static: KLStatic) -> GpuBlocks:
-    return static.config or blocks_for("linear_kl", str(pair[0].dtype))
+    return blocks_of(static.config, "linear_kl", str(pair[0].dtype))
 
 
 def _vocabulary(pair: Pair, transposed: bool) -> int:

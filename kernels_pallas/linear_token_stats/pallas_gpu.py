@@ -27,8 +27,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from kernels_pallas import gpu_triton as tr
-from kernels_pallas.gpu_blocks import GpuBlocks, blocks_for, chunk_columns, splits_for
-from kernels_pallas.gpu_cards import MAJOR_BLACKWELL, MAJOR_HOPPER, current
+from kernels_pallas.gpu_blocks import GpuBlocks, blocks_of, chunk_columns, form_for, splits_for
+from kernels_pallas.gpu_cards import current
 from kernels_pallas.gpu_products import (
     multiply_hidden_gradient,
     multiply_unembedding_gradient,
@@ -37,25 +37,20 @@ from kernels_pallas.gpu_softmax import Running, combine, log_probs
 from kernels_pallas.gpu_triton import finite
 from kernels_pallas.records import ShardStats, Static
 
-# Mosaic GPU as of 0.12; before, much of what the kernels use was missing or named otherwise.
-HAS_MOSAIC = jax.__version_info__ >= (0, 12)
 
-
-def blocks_of(hidden: Array, static: Static) -> GpuBlocks:
-    return static.config or blocks_for("linear_token_stats", str(hidden.dtype))
+def _blocks(hidden: Array, static: Static) -> GpuBlocks:
+    return blocks_of(static.config, "linear_token_stats", str(hidden.dtype))
 
 
 def _mosaic(hidden: Array, unembedding: Array, blocks: GpuBlocks, static: Static) -> Any:
-    """The module with the Mosaic GPU kernels where they are to run, else None."""
-    wanted = blocks.mosaic
-    if wanted is None:
-        has_it = current().capability[0] in (MAJOR_HOPPER, MAJOR_BLACKWELL) and HAS_MOSAIC
-        wanted = has_it and not static.interpret
-    if not wanted:
+    """The Mosaic GPU kernels where they are to run, else None."""
+    form = form_for(blocks, static.interpret)
+    if form == "triton":
         return None
-    from kernels_pallas.linear_token_stats import pallas_gpu_mosaic
+    from kernels_pallas.gpu_mosaic import fits
+    from kernels_pallas.linear_token_stats.pallas_gpu_mosaic import kernels
 
-    return pallas_gpu_mosaic if pallas_gpu_mosaic.fits(hidden, unembedding) else None
+    return kernels(form) if fits(hidden, unembedding) else None
 
 
 def _squash(x: Array, bias: Array | None, inverse_temperature: Any, static: Static):
@@ -92,7 +87,7 @@ def forward(
 ) -> ShardStats:
     """hidden [N, D], unembedding [D, V] or [V, D], tokens int [N], mask bool [N], bias [V]."""
     num_rows, vocabulary = hidden.shape[0], unembedding.shape[0 if static.transposed else 1]
-    blocks = blocks_of(hidden, static)
+    blocks = _blocks(hidden, static)
     tiles = blocks.forward
     row_blocks, vocab_blocks = pl.cdiv(num_rows, tiles.rows), pl.cdiv(vocabulary, tiles.columns)
     splits = blocks.splits or splits_for(row_blocks, vocab_blocks, current())
@@ -170,10 +165,10 @@ def backward(
 ) -> tuple[Array, Array, Array | None]:
     """The gradients by dz_v = p_v (a + b log p_v) + 1[v = token] c, log p = z - peak - log_sum."""
     num_rows, vocabulary = hidden.shape[0], unembedding.shape[0 if static.transposed else 1]
-    blocks = blocks_of(hidden, static)
+    blocks = _blocks(hidden, static)
     gradient, multiple = _logits_gradient, blocks.gradient.columns
     if mosaic := _mosaic(hidden, unembedding, blocks, static):
-        gradient, multiple = mosaic.logits_gradient, mosaic.COLUMNS
+        gradient, multiple = mosaic.logits_gradient, mosaic.columns
     chunk = blocks.chunk or chunk_columns(num_rows, vocabulary, hidden.dtype.itemsize, multiple)
     b = jnp.zeros_like(a) if b is None else b
     log_sum = finite(log_sum)  # of rows without any finite logit, where a, b and c are 0
@@ -225,7 +220,7 @@ def _logits_gradient(
     Columns past the vocabulary are 0; blocks of masked rows are not written.
     """
     num_rows, vocabulary = hidden.shape[0], unembedding.shape[0 if static.transposed else 1]
-    tiles = blocks_of(hidden, static).gradient
+    tiles = _blocks(hidden, static).gradient
     if static.softcap is not None:  # its slope is one more tile of registers
         tiles = tiles._replace(columns=max(16, tiles.columns // 2))
     row_blocks = pl.cdiv(num_rows, tiles.rows)

@@ -4,7 +4,8 @@ The same statistics as in the Triton form, with tiles of 128 rows and 256 column
 that treats tiles carries the running maximum and sums of its own rows in registers.
 """
 
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,20 +15,24 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas import gpu_mosaic_blackwell, gpu_mosaic_hopper
 from kernels_pallas.gpu_blocks import splits_for
-from kernels_pallas.gpu_cards import MAJOR_BLACKWELL, current
-from kernels_pallas.gpu_mosaic import COLUMNS, ROWS, SWIZZLE, Epilogue, Operand, fits, interpreter
+from kernels_pallas.gpu_cards import current
+from kernels_pallas.gpu_mosaic import COLUMNS, ROWS, SWIZZLE, Epilogue, Operand, interpreter
 from kernels_pallas.gpu_triton import LOG2_E
 from kernels_pallas.records import NEVER, Static
-
-__all__ = ["COLUMNS", "fits", "forward", "logits_gradient"]
 
 MASKED = jnp.iinfo(jnp.int32).min  # in place of the token of a row that does not count
 
 
-def _form() -> Any:
-    """How the card that is traced for multiplies."""
-    blackwell = current().capability[0] == MAJOR_BLACKWELL
-    return gpu_mosaic_blackwell if blackwell else gpu_mosaic_hopper
+class Kernels(NamedTuple):
+    forward: Any
+    logits_gradient: Any
+    columns: int  # that a chunk had better be a multiple of
+
+
+def kernels(form: str) -> Kernels:
+    """Those for "hopper" or "blackwell"."""
+    module = {"hopper": gpu_mosaic_hopper, "blackwell": gpu_mosaic_blackwell}[form]
+    return Kernels(partial(forward, module), partial(logits_gradient, module), COLUMNS)
 
 
 def _squash(x: Array, inverse_temperature: Any, softcap: float | None) -> tuple[Array, Any]:
@@ -58,6 +63,7 @@ def _active(mask: Array | None, num_rows: int) -> Array:
 
 
 def forward(
+    form: Any,
     hidden: Array,
     unembedding: Array,
     tokens: Array,
@@ -74,7 +80,6 @@ def forward(
     parts = parts or splits_for(pl.cdiv(num_rows, ROWS), column_tiles, current())
     parts = min(parts, column_tiles)
     padded_rows = num_rows + -num_rows % ROWS
-    form = _form()
     groups = form.GROUPS
 
     def start(refs: Any, row: Any) -> tuple[Array, ...]:
@@ -140,7 +145,7 @@ def forward(
 
 
 def logits_gradient(
-    hidden, unembedding, tokens, mask, bias, inverse_temperature,
+    form, hidden, unembedding, tokens, mask, bias, inverse_temperature,
     first, peak, log_sum, a, b, c, chunk: int, static: Static,
 ) -> tuple[Array, Array]:  # fmt: skip
     """The gradient of `chunk` logits [N, chunk], and its sums over groups of rows, [groups, chunk].
@@ -152,7 +157,6 @@ def logits_gradient(
     column_tiles = pl.cdiv(chunk, COLUMNS)
     padded_rows = num_rows + -num_rows % ROWS
     parts = splits_for(pl.cdiv(num_rows, ROWS), column_tiles, current())
-    form = _form()
     groups = form.GROUPS
     width = 64  # whole tiles of p and log p would not fit
 

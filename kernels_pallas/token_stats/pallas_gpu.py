@@ -12,7 +12,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from kernels_pallas import gpu_triton as tr
-from kernels_pallas.gpu_blocks import blocks_for, splits_for
+from kernels_pallas.gpu_blocks import blocks_of, splits_for
 from kernels_pallas.gpu_cards import current
 from kernels_pallas.gpu_softmax import Running, combine, log_probs
 from kernels_pallas.records import ShardStats, Static
@@ -27,7 +27,7 @@ def _scaled(logits: Any, rows: tr.Side, columns: tr.Side, inverse_temperature: A
 def forward(logits: Array, tokens: Array, inverse_temperature: Array, static: Static) -> ShardStats:
     """logits [N, V], tokens int [N]."""
     num_rows, vocabulary = logits.shape
-    blocks = static.config or blocks_for("token_stats", str(logits.dtype))
+    blocks = blocks_of(static.config, "token_stats", str(logits.dtype))
     tiles = blocks.forward
     row_blocks, vocab_blocks = pl.cdiv(num_rows, tiles.rows), pl.cdiv(vocabulary, tiles.columns)
     splits = blocks.splits or splits_for(row_blocks, vocab_blocks, current())
@@ -76,7 +76,7 @@ def backward(
 ) -> Array:
     """dz_v = p_v (a + b log p_v) + 1[v = token] c, through the temperature."""
     num_rows, vocabulary = logits.shape
-    tiles = (static.config or blocks_for("token_stats", str(logits.dtype))).gradient
+    tiles = blocks_of(static.config, "token_stats", str(logits.dtype)).gradient
 
     def kernel(logits, tokens, scale, *refs):
         *coefficients, d_logits = refs

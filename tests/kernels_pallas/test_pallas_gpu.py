@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels_pallas.gpu_blocks import GpuBlocks, Tiles
-from kernels_pallas.linear_token_stats.pallas_gpu import HAS_MOSAIC
+from kernels_pallas.gpu_blocks import HAS_MOSAIC, GpuBlocks, Tiles
 from kernels_pallas.linear_token_stats.shapes import LARGE, SMALL, Shape
 
 from . import test_divergences as divergences
@@ -15,10 +14,10 @@ from .table import graded, jitted_kernel
 
 FEW = stats.FEW
 TILES = Tiles(16, 32, 16, 4, 2)
-SMALL_BLOCKS = GpuBlocks(TILES, TILES, TILES, splits=3, chunk=64, mosaic=False)
+SMALL_BLOCKS = GpuBlocks(TILES, TILES, TILES, splits=3, chunk=64, form="triton")
 LONG = TILES._replace(columns=2048)
 WIDE = LONG._replace(depth=256)
-LONG_BLOCKS = GpuBlocks(LONG, LONG, WIDE, splits=2, chunk=1 << 16, mosaic=False)
+LONG_BLOCKS = GpuBlocks(LONG, LONG, WIDE, splits=2, chunk=1 << 16, form="triton")
 
 
 def run_of(kernel, config=SMALL_BLOCKS):
@@ -106,24 +105,49 @@ def test_linear_kl_of_bfloat16_in_reverse():
     divergences.check_linear_kl(KL, SMALL[-1], "bfloat16", ["usual"], transposed, "reverse")
 
 
-HOPPER = run_of("linear_token_stats", SMALL_BLOCKS._replace(mosaic=True, chunk=256, splits=2))
-NEEDS_MOSAIC = pytest.mark.skipif(not HAS_MOSAIC, reason="Hopper's kernels need jax 0.12")
+# On 0.12 alone, and at few shapes: interpreted, each thread of these kernels is one of Python's.
+MOSAIC = {
+    form: run_of("linear_token_stats", SMALL_BLOCKS._replace(form=form, chunk=256, splits=2))
+    for form in ("hopper", "blackwell")
+}
+NEEDS_MOSAIC = pytest.mark.skipif(not HAS_MOSAIC, reason="Mosaic GPU kernels need jax 0.12")
 
 
 @NEEDS_MOSAIC
 @pytest.mark.slow
+@pytest.mark.parametrize("form", MOSAIC)
 @pytest.mark.parametrize(
     ("shape", "transposed", "softcap"),
     [(Shape(200, 64, 320), False, None), (Shape(72, 128, 600), True, 5.0)],
 )
-def test_hopper(shape, transposed, softcap):
+def test_mosaic(form, shape, transposed, softcap):
     kinds = [("usual", 1.0), ("hugely negative", 1.0)] if softcap is None else [("usual", 0.7)]
-    stats.check(HOPPER, shape, "bfloat16", kinds, transposed, softcap)
+    stats.check(MOSAIC[form], shape, "bfloat16", kinds, transposed, softcap)
 
 
 @NEEDS_MOSAIC
 @pytest.mark.slow
-def test_hopper_with_masked_rows():
+@pytest.mark.parametrize("form", MOSAIC)
+def test_mosaic_without_races_in_a_ring_that_goes_round(form):
+    """Five blocks of each tile in four buffers, and five tiles in two accumulators."""
+    from jax.experimental.pallas import mosaic_gpu
+
+    detecting = mosaic_gpu.InterpretGPUParams(
+        detect_races=True, out_of_bounds_reads="uninitialized", uninitialized_memory="zero"
+    )
+    run = jitted_kernel(
+        "linear_token_stats",
+        implementation="pallas_gpu",
+        interpret=detecting,
+        config=SMALL_BLOCKS._replace(form=form, chunk=1280, splits=1),
+    )
+    stats.check(run, Shape(8, 320, 1280), "bfloat16", [("usual", 1.0)])
+
+
+@NEEDS_MOSAIC
+@pytest.mark.slow
+@pytest.mark.parametrize("form", MOSAIC)
+def test_mosaic_with_masked_rows(form):
     """Blocks without a row that counts are not touched: there is NaN in them."""
     shape = Shape(392, 64, 320)
     made, tokens = stats.problem(shape, "bfloat16")
@@ -133,7 +157,7 @@ def test_hopper_with_masked_rows():
     arrays = [made.unembedding.astype("bfloat16"), np.float32(made.bias)]
     weights = np.float32(np.random.default_rng(2).normal(size=(3, shape.rows)))
     options = {"temperature": 1.0}
-    plain = graded(HOPPER)
+    plain = graded(MOSAIC[form])
     slopes, got = plain((hidden, *arrays), tokens, list(weights), options | {"mask": mask})
     whole = made.hidden.astype("bfloat16")
     wants, want = plain((whole, *arrays), tokens, list(weights * mask), options)
