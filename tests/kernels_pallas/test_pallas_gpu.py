@@ -13,6 +13,7 @@ from . import test_linear_token_stats as stats
 from .table import graded, jitted_kernel
 
 FEW = stats.FEW
+DTYPES = "float32", "bfloat16"
 TILES = Tiles(16, 32, 16, 4, 2)
 SMALL_BLOCKS = GpuBlocks(TILES, TILES, TILES, splits=3, chunk=64, form="triton")
 LONG = TILES._replace(columns=2048)
@@ -79,11 +80,31 @@ def test_large_logits_of_rows_that_diverge_have_no_gradient():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("shape", "dtype"), [(SMALL[0], "float32"), (SMALL[1], "bfloat16"), (SMALL[2], "float32")]
-)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SMALL[:4], ids=str)
 def test_values_and_gradients_of_other_vocabularies(shape, dtype):
-    stats.check(STATS, shape, dtype)
+    stats.check(STATS, shape, dtype, transposed=dtype == "bfloat16")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [*((shape, x) for shape in (*SMALL[:4], LARGE[0]) for x in DTYPES), (LARGE[1], "float32")],
+)
+def test_given_logits_of_other_vocabularies(shape, dtype):
+    divergences.check_token_stats(TOKEN_STATS, shape, dtype)
+    divergences.check_categorical_kl(CATEGORICAL_KL, shape, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [(SMALL[0], "float32"), (SMALL[1], "bfloat16"), (SMALL[2], "float32"), (LARGE[0], "bfloat16")],
+)
+def test_linear_kl_of_other_vocabularies(shape, dtype):
+    run = run_of("linear_kl", LONG_BLOCKS) if shape in LARGE else KL
+    kinds = ["usual", "hugely negative"] if shape in LARGE else divergences.KINDS
+    divergences.check_linear_kl(run, shape, dtype, kinds, (dtype == "bfloat16", False))
 
 
 @pytest.mark.slow
