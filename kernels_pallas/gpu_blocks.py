@@ -66,24 +66,37 @@ def blocks_for(operation: str, dtype: str, card: Card | None = None) -> GpuBlock
     return measured().get(f"{operation}/{card.name}/{dtype}") or heuristic(operation, dtype, card)
 
 
+KINDS = {
+    "whole": lambda number: True,
+    "a power of two": lambda number: number & (number - 1) == 0,
+    "a multiple of 16": lambda number: number % 16 == 0,
+}
+
+
+def _require(name: str, number: Any, kind: str, least: int) -> None:
+    if not isinstance(number, int) or number < least or not KINDS[kind](number):
+        raise ValueError(f"{name} must be {kind} and {least} at least, got {number!r}")
+
+
 def blocks_of(config: Any, operation: str, dtype: str) -> GpuBlocks:
     """The caller's blocks, else those of the card, checked."""
     blocks = blocks_for(operation, dtype) if config is None else config
     if not isinstance(blocks, GpuBlocks):
         raise ValueError(f"config must be GpuBlocks on GPUs, got {type(blocks).__name__}")
     linear = operation.startswith("linear")
-    for kernel in ("forward", "gradient", "product") if linear else ("forward", "gradient"):
-        tiles: Tiles = getattr(blocks, kernel)
-        least = Tiles(16, 16, 16, 1, 1) if linear else Tiles(1, 1, 0, 1, 1)
-        for name, size, low in zip(Tiles._fields, tiles, least):
-            power = name == "stages" or low == 0 or size & (size - 1) == 0
-            if size < low or not power:
-                kind = "" if name == "stages" else "a power of two, "
-                raise ValueError(f"{name} of {kernel} must be {kind}{low} at least, got {size}")
-    if blocks.splits is not None and blocks.splits < 1:
-        raise ValueError(f"splits must be 1 at least, got {blocks.splits}")
-    if blocks.chunk is not None and (blocks.chunk < 16 or blocks.chunk % 16):
-        raise ValueError(f"chunk must be a multiple of 16, got {blocks.chunk}")
+    for kernel in ("forward", "gradient", "product"):
+        tiles = getattr(blocks, kernel)
+        if not isinstance(tiles, Tiles):
+            raise ValueError(f"{kernel} must be Tiles, got {type(tiles).__name__}")
+        for name in ("rows", "columns", "depth") if linear else ("rows", "columns"):
+            size = getattr(tiles, name)
+            _require(f"{name} of {kernel}", size, "a power of two", 16 if linear else 1)
+        _require(f"warps of {kernel}", tiles.warps, "a power of two", 1)
+        _require(f"stages of {kernel}", tiles.stages, "whole", 1)
+    if blocks.splits is not None:
+        _require("splits", blocks.splits, "whole", 1)
+    if blocks.chunk is not None:
+        _require("chunk", blocks.chunk, "a multiple of 16", 16)
     forms = FORMS if operation == "linear_token_stats" else FORMS[:1]
     if blocks.form not in (None, *forms):
         raise ValueError(f"form of {operation} must be one of {forms}, got {blocks.form!r}")

@@ -2,6 +2,9 @@
 
 A product is made tile by tile, 128 rows and 256 columns, and an epilogue treats each tile. How it
 is made is in `gpu_mosaic_hopper` and `gpu_mosaic_blackwell`; both offer the same `call`.
+
+No card was at hand. Values, barriers and races are checked by JAX's interpreter; registers, spills
+and instructions by compiling; the compiled code has not run, and no time is known.
 """
 
 from collections.abc import Callable

@@ -58,6 +58,46 @@ def test_what_was_measured_overrides_the_heuristic(tmp_path, monkeypatch):
 
 
 TILES = gpu_blocks.Tiles(16, 32, 16, 4, 2)
+BLOCKS = gpu_blocks.GpuBlocks(TILES, TILES, TILES)
+
+
+@pytest.mark.errors
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (TILES, "config must be GpuBlocks on GPUs, got Tiles"),
+        (BLOCKS._replace(product=(1, 2)), "product must be Tiles, got tuple"),
+        (BLOCKS._replace(forward=TILES._replace(rows=24)), "rows of forward .* two .* got 24"),
+        (BLOCKS._replace(product=TILES._replace(depth=8)), "depth of product .* 16 .* got 8"),
+        (BLOCKS._replace(gradient=TILES._replace(warps=3)), "warps of gradient .* got 3"),
+        (BLOCKS._replace(forward=TILES._replace(stages=0)), "stages of forward .* got 0"),
+        (BLOCKS._replace(splits=0), "splits must be whole and 1 at least, got 0"),
+        (BLOCKS._replace(chunk=40), "chunk must be a multiple of 16 and 16 at least, got 40"),
+        (BLOCKS._replace(form="ampere"), "form of linear_token_stats must be .*, got 'ampere'"),
+    ],
+)
+def test_bad_blocks_raise_one_line(config, message):
+    with pytest.raises(ValueError, match=message) as error:
+        gpu_blocks.blocks_of(config, "linear_token_stats", "float32")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.errors
+def test_only_the_form_of_the_card_runs_on_it(monkeypatch):
+    blocks = BLOCKS._replace(form="hopper")
+    if not gpu_blocks.HAS_MOSAIC:
+        with pytest.raises(ValueError, match=r"form 'hopper' needs jax 0\.12, this is 0\."):
+            gpu_blocks.form_for(blocks, True)
+        return
+    assert gpu_blocks.form_for(blocks, True) == "hopper"
+    assert gpu_blocks.form_for(BLOCKS, True) == "triton"
+    owns = {}
+    for card in CARDS:
+        monkeypatch.setattr(gpu_blocks, "current", lambda card=card: card)
+        owns[card.name] = gpu_blocks.form_for(BLOCKS, False)
+    assert owns == {"A100": "triton", "H100": "hopper", "H200": "hopper", "B200": "blackwell"}
+    with pytest.raises(ValueError, match="'hopper' cannot run on B200, whose own is 'blackwell'"):
+        gpu_blocks.form_for(blocks, False)
 
 
 @pytest.mark.slow
