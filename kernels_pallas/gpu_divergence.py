@@ -1,11 +1,12 @@
 """The online divergence of a block of rows, and putting parts of the vocabulary together."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
-from kernels_pallas.gpu_triton import exp, finite
+from kernels_pallas.gpu_triton import column, exp, finite
 from kernels_pallas.records import KLStats
 
 
@@ -23,15 +24,15 @@ class RunningKL(NamedTuple):
         zeros, low = jnp.zeros(rows, jnp.float32), jnp.full(rows, -jnp.inf, jnp.float32)
         return cls(low, zeros, low, zeros, zeros)
 
-    def add(self, z_p: Array, z_q: Array) -> "RunningKL":
-        """One more tile of both logits, [rows, columns]."""
+    def add(self, z_p: Array, z_q: Array, across: Callable[..., Array] = column) -> "RunningKL":
+        """One more tile of both logits, [rows, columns]; `across` as in `gpu_softmax`."""
         peak_p, peak_q = (
             jnp.maximum(peak, jnp.max(z, axis=1))
             for peak, z in ((self.peak_p, z_p), (self.peak_q, z_q))
         )
         shift_p, shift_q = finite(peak_p), finite(peak_q)
         step_p, step_q = finite(self.peak_p - shift_p), finite(self.peak_q - shift_q)
-        below_p, below_q = z_p - shift_p[:, None], z_q - shift_q[:, None]
+        below_p, below_q = z_p - across(shift_p), z_q - across(shift_q)
         p = exp(below_p)
         terms = jnp.where(z_q == -jnp.inf, jnp.inf, p * (below_p - below_q))
         added = jnp.sum(jnp.where(z_p == -jnp.inf, 0.0, terms), axis=1)

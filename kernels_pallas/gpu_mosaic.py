@@ -1,13 +1,16 @@
 """What the Mosaic GPU kernels share: blocks of two factors in a ring, and the rows of a warpgroup.
 
-A product is made tile by tile, 128 rows and 256 columns, and an epilogue treats each tile. How it
-is made is in `gpu_mosaic_hopper` and `gpu_mosaic_blackwell`; both offer the same `call`.
+One product is made tile by tile, 128 rows and 256 columns, or two side by side with 128 columns,
+and an epilogue treats each tile. How they are made is in `gpu_mosaic_hopper` and
+`gpu_mosaic_blackwell`; both offer the same `call`.
 
 No card was at hand. Values, barriers and races are checked by JAX's interpreter; registers, spills
 and instructions by compiling; the compiled code has not run, and no time is known.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -17,7 +20,8 @@ from jax.experimental.pallas import mosaic_gpu
 
 plgpu: Any = mosaic_gpu  # its types differ between versions of jax
 
-ROWS, COLUMNS, DEPTH, STAGES = 128, 256, 64, 4
+ROWS, DEPTH, STAGES = 128, 64, 4
+COLUMNS = 256  # of all products of a tile together: what there is of registers or tensor memory
 SWIZZLE = (
     plgpu.TilingTransform((8, DEPTH)),
     plgpu.SwizzleTransform(128),
@@ -27,14 +31,6 @@ PARAMS = plgpu.CompilerParams(
     approx_math=True,
     lowering_semantics=plgpu.LoweringSemantics.Lane,  # layouts of registers are ours to say
 )
-
-
-def fits(lhs: Array, rhs: Array) -> bool:
-    """bfloat16 in whole tiles of 8 x 64: a copy may reach past the end, but not divide a tile."""
-    return all(
-        x.dtype == jnp.bfloat16 and x.shape[0] % 8 == 0 and x.shape[1] % DEPTH == 0
-        for x in (lhs, rhs)
-    )
 
 
 def interpreter(interpret: Any) -> Any:
@@ -87,7 +83,7 @@ class Warpgroups(NamedTuple):
 class Epilogue(NamedTuple):
     """What a warpgroup does with its rows, which begin at `row`.
 
-    `start(refs, row)` gives a carry; `add(refs, row, column, product, carry)` treats a piece of the
+    `start(refs, row)` gives a carry; `add(refs, row, column, pieces, carry)` treats a piece of each
     product, float32 [rows, width], whose first column is `column`, and gives the next carry;
     `finish(refs, row, part, carry)` writes what is left. `refs` are the other operands, the outputs
     and the group's own scratch. `width`: columns of a piece, which registers have to hold.
@@ -99,30 +95,67 @@ class Epilogue(NamedTuple):
     width: int
 
 
-class Operand(NamedTuple):
-    """One factor, [outer, inner], or stored [inner, outer] with `inner_first`."""
+class Product(NamedTuple):
+    """[rows, depth] times [columns, depth], or [depth, columns] with `inner_first`."""
 
-    array: Array
+    lhs: Array
+    rhs: Array
     inner_first: bool
 
-    def sizes(self) -> tuple[int, int]:
-        first, second = self.array.shape
-        return (second, first) if self.inner_first else (first, second)
+    @property
+    def steps(self) -> int:
+        return pl.cdiv(self.lhs.shape[1], DEPTH)
 
-    def buffers(self, outer: int) -> Any:
-        shape = (DEPTH, outer) if self.inner_first else (outer, DEPTH)
-        return plgpu.SMEM((STAGES, *shape), self.array.dtype, transforms=SWIZZLE)
+    @property
+    def columns(self) -> int:
+        return self.rhs.shape[1 if self.inner_first else 0]
 
-    def at(self, ref: Any, outer: Any, inner: Any) -> Any:
-        return ref.at[inner, outer] if self.inner_first else ref.at[outer, inner]
+    def fits(self) -> bool:
+        """bfloat16 in whole tiles of 8 x 64: a copy may reach past the end, not divide a tile."""
+        return all(
+            x.dtype == jnp.bfloat16 and x.shape[0] % 8 == 0 and x.shape[1] % DEPTH == 0
+            for x in (self.lhs, self.rhs)
+        )
+
+    def block(self, rhs: Any, columns: Any, depth: Any) -> Any:
+        return rhs.at[depth, columns] if self.inner_first else rhs.at[columns, depth]
+
+    def second(self, rhs: Any) -> Any:
+        """[depth, columns], as the matrix units want it."""
+        return rhs if self.inner_first else rhs.transpose((1, 0))
 
 
-def factors(lhs: Operand, rhs: Operand, lhs_buffer: Any, rhs_buffer: Any) -> tuple[Any, Any]:
-    """[rows, depth] and [depth, columns], as the matrix units want them."""
-    return (
-        lhs_buffer.transpose((1, 0)) if lhs.inner_first else lhs_buffer,
-        rhs_buffer if rhs.inner_first else rhs_buffer.transpose((1, 0)),
-    )
+def fit(products: Sequence[Product]) -> bool:
+    """Whether there are kernels for them: they share buffers, so they are stored alike."""
+    alike = len({product.inner_first for product in products}) == 1
+    return alike and all(product.fits() for product in products)
+
+
+def columns_of(products: Sequence[Product]) -> int:
+    """Of a tile."""
+    return COLUMNS // len(products)
+
+
+class Kernels(NamedTuple):
+    """Those of one operation, for one card."""
+
+    forward: Callable[..., Any]
+    gradient: Callable[..., Any]
+    columns: int  # of a tile
+
+    @classmethod
+    def of(
+        cls,
+        form: str,
+        products: Sequence[Product],
+        forward: Callable[..., Any],
+        gradient: Callable[..., Any],
+    ) -> "Kernels | None":
+        """Both take first the module with `GROUPS` and `call`; None if there are none."""
+        if not fit(products):
+            return None
+        module = import_module(f"{__package__}.gpu_mosaic_{form}")
+        return cls(partial(forward, module), partial(gradient, module), columns_of(products))
 
 
 class Ring(NamedTuple):
@@ -134,31 +167,62 @@ class Ring(NamedTuple):
     empty: Any
 
     @classmethod
-    def of(cls, lhs: Operand, rhs: Operand, empty: Any) -> "Ring":
+    def of(cls, products: Sequence[Product], empty: Any) -> "Ring":
         """Its memory; a buffer is full when the blocks of both factors are there."""
-        full = plgpu.Barrier(num_arrivals=2, num_barriers=STAGES)
-        return cls(lhs.buffers(ROWS), rhs.buffers(COLUMNS), full, empty)
+        columns, dtype = columns_of(products), products[0].lhs.dtype
+        second = (DEPTH, columns) if products[0].inner_first else (columns, DEPTH)
+        return cls(
+            plgpu.SMEM((STAGES, ROWS, DEPTH), dtype, transforms=SWIZZLE),
+            plgpu.SMEM((STAGES, *second), dtype, transforms=SWIZZLE),
+            plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
+            empty,
+        )
 
-    def fill(self, lhs: Any, rhs: Any, row: Any, column: Any, steps: int, tiles: Any) -> None:
+    def fill(
+        self, products: Sequence[Product], refs: Sequence[Any], row: Any, column: Any, tiles: Any
+    ) -> None:
         """Copies the blocks of all tiles, one tile after the other, as buffers become free.
 
-        `lhs` and `rhs` are an Operand and its reference each. What lies outside is 0.
+        `refs` are those of the first and the second factor of each product. What lies outside of
+        them is 0.
         """
+        width, total = columns_of(products), sum(product.steps for product in products)
 
-        def step(n: Any, _: None) -> None:
-            slot = lax.rem(n, STAGES)
-            depth = pl.ds(lax.rem(n, steps) * DEPTH, DEPTH)
-            columns = pl.ds(column + lax.div(n, steps) * COLUMNS, COLUMNS)
+        def copy(product: Product, lhs: Any, rhs: Any, t: Any, before: Any) -> None:
+            def step(k: Any, _: None) -> None:
+                n = before + k
+                slot = lax.rem(n, STAGES)
+                depth = pl.ds(k * DEPTH, DEPTH)
 
-            @pl.when(n >= STAGES)
-            def _():
-                plgpu.barrier_wait(self.empty.at[slot])
+                @pl.when(n >= STAGES)
+                def _():
+                    plgpu.barrier_wait(self.empty.at[slot])
 
-            for (operand, ref), buffers, outer in (
-                (lhs, self.lhs, pl.ds(row, ROWS)),
-                (rhs, self.rhs, columns),
-            ):
-                source = operand.at(ref, outer, depth)
-                plgpu.copy_gmem_to_smem(source, buffers.at[slot], self.full.at[slot])
+                full = self.full.at[slot]
+                block = product.block(rhs, pl.ds(column + t * width, width), depth)
+                plgpu.copy_gmem_to_smem(lhs.at[pl.ds(row, ROWS), depth], self.lhs.at[slot], full)
+                plgpu.copy_gmem_to_smem(block, self.rhs.at[slot], full)
 
-        lax.fori_loop(0, tiles * steps, step, None)
+            lax.fori_loop(0, product.steps, step, None)
+
+        def tile(t: Any, _: None) -> None:
+            before = t * total
+            for i, product in enumerate(products):
+                copy(product, *refs[2 * i : 2 * i + 2], t, before)
+                before += product.steps
+
+        lax.fori_loop(0, tiles, tile, None)
+
+
+def pad(vector: Array, multiple: int, value: float = 0) -> Array:
+    return jnp.pad(vector, (0, -vector.shape[0] % multiple), constant_values=value)
+
+
+def store_rows(values: Sequence[Array], outputs: Any, buffer: Any, part: Any, row: Any) -> None:
+    """Each value [rows] to its output [parts, N], by way of buffer [values, rows]."""
+    for n, value in enumerate(values):
+        buffer[n] = value
+    plgpu.commit_smem()
+    for n, output in enumerate(outputs):
+        plgpu.copy_smem_to_gmem(buffer.at[n], output.at[part, pl.ds(row, buffer.shape[1])])
+    plgpu.wait_smem_to_gmem(0)

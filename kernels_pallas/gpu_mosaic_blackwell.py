@@ -10,6 +10,7 @@ Two multiprocessors that share a product (collective_axis) would read each facto
 the interpreter of jax 0.12, which is what checks these kernels, does not have that.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,15 +19,14 @@ from jax.experimental import pallas as pl
 
 from kernels_pallas.gpu_mosaic import (
     COLUMNS,
-    DEPTH,
     PARAMS,
     ROWS,
     STAGES,
     Epilogue,
-    Operand,
+    Product,
     Ring,
     Warpgroups,
-    factors,
+    columns_of,
     plgpu,
 )
 
@@ -37,8 +37,7 @@ ACCUMULATORS = 2
 
 def call(
     epilogue: Epilogue,
-    lhs: Operand,
-    rhs: Operand,
+    products: Sequence[Product],
     others: list[Array],
     *,
     first: Array,
@@ -50,37 +49,48 @@ def call(
     interpret: Any,
     name: str,
 ) -> Any:
-    """The epilogue over all tiles of lhs · rhsᵀ, columns from first[0] on; `parts` share them.
+    """The epilogue over all tiles of the products, columns from first[0] on; `parts` share them.
 
     Row blocks with active[i] = 0 are not touched, apart from `start` and `finish`.
     """
-    outer, inner = lhs.sizes()
-    steps, width = pl.cdiv(inner, DEPTH), epilogue.width
+    columns, width = columns_of(products), epilogue.width
+    total, num_factors = sum(product.steps for product in products), 2 * len(products)
 
-    def kernel(first, active, lhs_ref, rhs_ref, *refs):
+    def kernel(first, active, *refs):
+        factors, refs = refs[:num_factors], refs[num_factors:]
         *refs, ring, sums, made, treated, scratch = refs
         i, part, group = (lax.axis_index(axis) for axis in ("rows", "parts", "group"))
         begin, end = part * column_tiles // parts, (part + 1) * column_tiles // parts
         end = jnp.where(active[i] > 0, end, begin)
 
-        def multiply(t: Any, _: None) -> None:
-            which = lax.rem(t, ACCUMULATORS)
+        def at(which: Any, product: int, column: Any, size: int) -> Any:
+            """Some columns of a product, in one of the accumulators."""
+            return sums.at[:, pl.ds(which * COLUMNS + product * columns + column, size)]
+
+        def multiply(product: Product, before: Any, sum: Any) -> None:
+            def step(k: Any, _: None) -> None:
+                slot = lax.rem(before + k, STAGES)
+                plgpu.barrier_wait(ring.full.at[slot])
+                plgpu.tcgen05_mma(
+                    sum,
+                    ring.lhs.at[slot],
+                    product.second(ring.rhs.at[slot]),
+                    ring.empty.at[slot],
+                    accumulate=k > 0,
+                )
+
+            lax.fori_loop(0, product.steps, step, None)
+
+        def make(t: Any, _: None) -> None:
+            which, before = lax.rem(t, ACCUMULATORS), t * total
 
             @pl.when(t >= ACCUMULATORS)
             def _():
                 plgpu.barrier_wait(treated.at[which])
 
-            def step(k: Any, _: None) -> None:
-                slot = lax.rem(t * steps + k, STAGES)
-                plgpu.barrier_wait(ring.full.at[slot])
-                plgpu.tcgen05_mma(
-                    sums.at[:, pl.ds(which * COLUMNS, COLUMNS)],
-                    *factors(lhs, rhs, ring.lhs.at[slot], ring.rhs.at[slot]),
-                    ring.empty.at[slot],
-                    accumulate=k > 0,
-                )
-
-            lax.fori_loop(0, steps, step, None)
+            for n, product in enumerate(products):
+                multiply(product, before, at(which, n, 0, columns))
+                before += product.steps
             plgpu.tcgen05_commit_arrive(made.at[which])
 
         @pl.when(group == GROUPS.count)
@@ -89,12 +99,11 @@ def call(
             def _(warp):
                 @pl.when(warp == 0)
                 def _():
-                    column = first[0] + begin * COLUMNS
-                    ring.fill((lhs, lhs_ref), (rhs, rhs_ref), i * ROWS, column, steps, end - begin)
+                    ring.fill(products, factors, i * ROWS, first[0] + begin * columns, end - begin)
 
                 @pl.when(warp == 1)
                 def _():
-                    lax.fori_loop(0, end - begin, multiply, None)
+                    lax.fori_loop(0, end - begin, make, None)
 
         @pl.when(group < GROUPS.count)
         def _treat():
@@ -105,12 +114,14 @@ def call(
                 which = lax.rem(j - begin, ACCUMULATORS)
 
                 def add(n: Any, carry: Any) -> Any:
-                    columns = pl.ds(which * COLUMNS + n * width, width)
-                    piece = plgpu.async_load_tmem(sums.at[:, columns], layout=GROUPS.layout)
-                    return epilogue.add(mine, row, j * COLUMNS + n * width, piece, carry)
+                    pieces = [
+                        plgpu.async_load_tmem(at(which, p, n * width, width), layout=GROUPS.layout)
+                        for p in range(len(products))
+                    ]
+                    return epilogue.add(mine, row, j * columns + n * width, pieces, carry)
 
                 plgpu.barrier_wait(made.at[which])
-                carry = lax.fori_loop(0, COLUMNS // width, add, carry)
+                carry = lax.fori_loop(0, columns // width, add, carry)
                 plgpu.wait_load_tmem()
                 plgpu.barrier_arrive(treated.at[which])
                 return carry
@@ -125,17 +136,17 @@ def call(
         kernel,
         out_type=out,
         scratch_types=(
-            Ring.of(lhs, rhs, empty=barriers(STAGES)),
+            Ring.of(products, empty=barriers(STAGES)),
             plgpu.TMEM((ROWS, ACCUMULATORS * COLUMNS), jnp.float32),
             barriers(ACCUMULATORS),
             barriers(ACCUMULATORS),
             scratch,
         ),
-        grid=(parts, pl.cdiv(outer, ROWS)),
+        grid=(parts, pl.cdiv(products[0].lhs.shape[0], ROWS)),
         grid_names=("parts", "rows"),
         num_threads=GROUPS.count + 1,
         thread_name="group",
         compiler_params=PARAMS,
         interpret=interpret,
         kernel_name=f"{name}_{NAME}",
-    )(first, active, lhs.array, rhs.array, *others)
+    )(first, active, *(x for product in products for x in product[:2]), *others)

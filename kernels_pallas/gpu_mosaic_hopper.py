@@ -6,6 +6,8 @@ the accumulator in registers, and treat the finished tile; while one treats its 
 the matrix units.
 """
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,15 +16,14 @@ from jax.experimental import pallas as pl
 
 from kernels_pallas.gpu_mosaic import (
     COLUMNS,
-    DEPTH,
     PARAMS,
     ROWS,
     STAGES,
     Epilogue,
-    Operand,
+    Product,
     Ring,
     Warpgroups,
-    factors,
+    columns_of,
     plgpu,
 )
 
@@ -32,8 +33,7 @@ GROUPS = Warpgroups(2, plgpu.Layout.WGMMA, width=COLUMNS)
 
 def call(
     epilogue: Epilogue,
-    lhs: Operand,
-    rhs: Operand,
+    products: Sequence[Product],
     others: list[Array],
     *,
     first: Array,
@@ -45,15 +45,15 @@ def call(
     interpret: Any,
     name: str,
 ) -> Any:
-    """The epilogue over all tiles of lhs · rhsᵀ, columns from first[0] on; `parts` share them.
+    """The epilogue over all tiles of the products, columns from first[0] on; `parts` share them.
 
     Row blocks with active[i] = 0 are not touched, apart from `start` and `finish`.
     """
-    outer, inner = lhs.sizes()
-    steps, width = pl.cdiv(inner, DEPTH), epilogue.width
+    columns, width = columns_of(products), epilogue.width
+    total, num_factors = sum(product.steps for product in products), 2 * len(products)
 
-    def kernel(first, active, lhs_ref, rhs_ref, *refs):
-        *refs, ring, scratch = refs
+    def kernel(first, active, *refs):
+        factors, (*refs, ring, scratch) = refs[:num_factors], refs[num_factors:]
         i, part, group = (lax.axis_index(axis) for axis in ("rows", "parts", "group"))
         begin, end = part * column_tiles // parts, (part + 1) * column_tiles // parts
         end = jnp.where(active[i] > 0, end, begin)
@@ -61,8 +61,7 @@ def call(
         @pl.when(group == GROUPS.count)
         def _copy():
             plgpu.set_max_registers(40, action="decrease")
-            column = first[0] + begin * COLUMNS
-            ring.fill((lhs, lhs_ref), (rhs, rhs_ref), i * ROWS, column, steps, end - begin)
+            ring.fill(products, factors, i * ROWS, first[0] + begin * columns, end - begin)
 
         @pl.when(group < GROUPS.count)
         def _multiply():
@@ -71,31 +70,34 @@ def call(
             row = i * ROWS + own
             mine = [*refs, *(ref.at[group] for ref in scratch)]
 
+            def multiply(product: Product, before: Any, sum: Any) -> Array:
+                def step(k: Any, _: None) -> None:
+                    slot = lax.rem(before + k, STAGES)
+                    plgpu.barrier_wait(ring.full.at[slot])
+                    a = ring.lhs.at[slot, pl.ds(own, GROUPS.rows)]
+                    plgpu.wgmma(sum, a, product.second(ring.rhs.at[slot]))
+                    plgpu.wgmma_wait(1)  # the product before this one is done
+
+                    @pl.when(k > 0)
+                    def _():
+                        last = lax.rem(before + k - 1, STAGES)
+                        plgpu.barrier_arrive(ring.empty.at[last])
+
+                lax.fori_loop(0, product.steps, step, None)
+                plgpu.wgmma_wait(0)
+                last = lax.rem(before + product.steps - 1, STAGES)
+                plgpu.barrier_arrive(ring.empty.at[last])
+                return sum[...]
+
             def tile(j: Any, carry: Any) -> Any:
-                def multiply(sum: Any) -> Array:
-                    def step(k: Any, _: None) -> None:
-                        n = (j - begin) * steps + k
-                        slot = lax.rem(n, STAGES)
-                        plgpu.barrier_wait(ring.full.at[slot])
-                        a = lhs.at(ring.lhs.at[slot], pl.ds(own, GROUPS.rows), slice(None))
-                        plgpu.wgmma(sum, *factors(lhs, rhs, a, ring.rhs.at[slot]))
-                        plgpu.wgmma_wait(1)  # the product before this one is done
-
-                        @pl.when(k > 0)
-                        def _():
-                            before = lax.rem(n + STAGES - 1, STAGES)
-                            plgpu.barrier_arrive(ring.empty.at[before])
-
-                    lax.fori_loop(0, steps, step, None)
-                    plgpu.wgmma_wait(0)
-                    last = (j - begin + 1) * steps - 1
-                    plgpu.barrier_arrive(ring.empty.at[lax.rem(last, STAGES)])
-                    return sum[...]
-
-                product = pl.run_scoped(multiply, plgpu.ACC((GROUPS.rows, COLUMNS), jnp.float32))
-                for n in range(0, COLUMNS, width):
-                    piece = product if width == COLUMNS else product[:, n : n + width]
-                    carry = epilogue.add(mine, row, j * COLUMNS + n, piece, carry)
+                before, made = (j - begin) * total, []
+                for product in products:
+                    sum = plgpu.ACC((GROUPS.rows, columns), jnp.float32)
+                    made.append(pl.run_scoped(partial(multiply, product, before), sum))
+                    before += product.steps
+                for n in range(0, columns, width):
+                    pieces = [x if width == columns else x[:, n : n + width] for x in made]
+                    carry = epilogue.add(mine, row, j * columns + n, pieces, carry)
                 return carry
 
             carry = lax.fori_loop(begin, end, tile, epilogue.start(mine, row))
@@ -105,12 +107,12 @@ def call(
     return plgpu.kernel(
         kernel,
         out_type=out,
-        scratch_types=(Ring.of(lhs, rhs, empty), scratch),
-        grid=(parts, pl.cdiv(outer, ROWS)),
+        scratch_types=(Ring.of(products, empty), scratch),
+        grid=(parts, pl.cdiv(products[0].lhs.shape[0], ROWS)),
         grid_names=("parts", "rows"),
         num_threads=GROUPS.count + 1,
         thread_name="group",
         compiler_params=PARAMS,
         interpret=interpret,
         kernel_name=f"{name}_{NAME}",
-    )(first, active, lhs.array, rhs.array, *others)
+    )(first, active, *(x for product in products for x in product[:2]), *others)

@@ -1,11 +1,12 @@
 """The online softmax of a block of rows, and putting parts of the vocabulary together."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
-from kernels_pallas.gpu_triton import exp, finite
+from kernels_pallas.gpu_triton import column, exp, finite
 from kernels_pallas.records import NEVER, ShardStats
 
 
@@ -22,11 +23,16 @@ class Running(NamedTuple):
         zeros = jnp.zeros(rows, jnp.float32)
         return cls(jnp.full(rows, -jnp.inf, jnp.float32), zeros, zeros, zeros)
 
-    def add(self, z: Array, is_token: Array, entropy: bool) -> "Running":
-        """One more tile of logits, [rows, columns]; -inf counts as nothing."""
+    def add(
+        self, z: Array, is_token: Array, entropy: bool, across: Callable[..., Array] = column
+    ) -> "Running":
+        """One more tile of logits, [rows, columns]; -inf counts as nothing.
+
+        `across` makes a vector of rows broadcast with tiles.
+        """
         peak = jnp.maximum(self.peak, jnp.max(z, axis=1))
         shift = finite(peak)
-        below = z - shift[:, None]
+        below = z - across(shift)
         p = exp(below)
         step = finite(self.peak - shift)  # 0 while nothing was seen: the sums are 0 then
         shrink = exp(step)

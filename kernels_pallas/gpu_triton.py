@@ -118,6 +118,10 @@ def finite(x: Array) -> Array:
     return jnp.where(x == -jnp.inf, 0.0, x)
 
 
+def column(vector: Array) -> Array:
+    return vector[:, None]
+
+
 def exp(x: Array) -> Array:
     return jnp.exp2(x * LOG2_E)
 

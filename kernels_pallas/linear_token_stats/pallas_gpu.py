@@ -47,10 +47,9 @@ def _mosaic(hidden: Array, unembedding: Array, blocks: GpuBlocks, static: Static
     form = form_for(blocks, static.interpret)
     if form == "triton":
         return None
-    from kernels_pallas.gpu_mosaic import fits
     from kernels_pallas.linear_token_stats.pallas_gpu_mosaic import kernels
 
-    return kernels(form) if fits(hidden, unembedding) else None
+    return kernels(form, hidden, unembedding, static.transposed)
 
 
 def _squash(x: Array, bias: Array | None, inverse_temperature: Any, static: Static):
@@ -94,9 +93,7 @@ def forward(
     splits = min(splits, vocab_blocks)
     if mosaic := _mosaic(hidden, unembedding, blocks, static):
         operands = (hidden, unembedding, tokens, mask, bias, inverse_temperature)
-        return combine(
-            Running(*mosaic.forward(*operands, static, blocks.splits)), mask, static.entropy
-        )
+        return combine(mosaic.forward(*operands, static, blocks.splits), mask, static.entropy)
 
     def kernel(hidden, unembedding, tokens, scale, keep, bias, peak, total, weighted, chosen):
         i, part = pl.program_id(0), pl.program_id(1)
@@ -168,7 +165,7 @@ def backward(
     blocks = _blocks(hidden, static)
     gradient, multiple = _logits_gradient, blocks.gradient.columns
     if mosaic := _mosaic(hidden, unembedding, blocks, static):
-        gradient, multiple = mosaic.logits_gradient, mosaic.columns
+        gradient, multiple = mosaic.gradient, mosaic.columns
     chunk = blocks.chunk or chunk_columns(num_rows, vocabulary, hidden.dtype.itemsize, multiple)
     b = jnp.zeros_like(a) if b is None else b
     log_sum = finite(log_sum)  # of rows without any finite logit, where a, b and c are 0

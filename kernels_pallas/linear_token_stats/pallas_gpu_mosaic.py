@@ -5,7 +5,7 @@ that treats tiles carries the running maximum and sums of its own rows in regist
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,26 +13,30 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas import gpu_mosaic_blackwell, gpu_mosaic_hopper
 from kernels_pallas.gpu_blocks import splits_for
 from kernels_pallas.gpu_cards import current
-from kernels_pallas.gpu_mosaic import COLUMNS, ROWS, SWIZZLE, Epilogue, Operand, interpreter
-from kernels_pallas.gpu_triton import LOG2_E
-from kernels_pallas.records import NEVER, Static
+from kernels_pallas.gpu_mosaic import (
+    COLUMNS,
+    ROWS,
+    SWIZZLE,
+    Epilogue,
+    Kernels,
+    Product,
+    interpreter,
+    pad,
+    store_rows,
+)
+from kernels_pallas.gpu_softmax import Running, log_probs
+from kernels_pallas.gpu_triton import LOG2_E, exp
+from kernels_pallas.records import Static
 
 MASKED = jnp.iinfo(jnp.int32).min  # in place of the token of a row that does not count
 
 
-class Kernels(NamedTuple):
-    forward: Any
-    logits_gradient: Any
-    columns: int  # that a chunk had better be a multiple of
-
-
-def kernels(form: str) -> Kernels:
-    """Those for "hopper" or "blackwell"."""
-    module = {"hopper": gpu_mosaic_hopper, "blackwell": gpu_mosaic_blackwell}[form]
-    return Kernels(partial(forward, module), partial(logits_gradient, module), COLUMNS)
+def kernels(form: str, hidden: Array, unembedding: Array, transposed: bool) -> Kernels | None:
+    """Those for "hopper" or "blackwell"; None where shapes do not allow."""
+    product = Product(hidden, unembedding, not transposed)
+    return Kernels.of(form, [product], forward, logits_gradient)
 
 
 def _squash(x: Array, inverse_temperature: Any, softcap: float | None) -> tuple[Array, Any]:
@@ -42,15 +46,6 @@ def _squash(x: Array, inverse_temperature: Any, softcap: float | None) -> tuple[
     # The card's own tanh is right to 2^-11 only.
     bent = 1.0 - 2.0 / (1.0 + jnp.exp2(x * (2.0 * LOG2_E / softcap)))
     return bent * (softcap * inverse_temperature), (1.0 - bent * bent) * inverse_temperature
-
-
-def _pad(vector: Array, multiple: int, value: float = 0) -> Array:
-    return jnp.pad(vector, (0, -vector.shape[0] % multiple), constant_values=value)
-
-
-def _unembedding(unembedding: Array, static: Static) -> tuple[Operand, int]:
-    operand = Operand(unembedding, not static.transposed)
-    return operand, operand.sizes()[0]
 
 
 def _active(mask: Array | None, num_rows: int) -> Array:
@@ -72,27 +67,25 @@ def forward(
     inverse_temperature: Array,
     static: Static,
     parts: int | None = None,
-) -> tuple[Array, ...]:
+) -> Running:
     """Peak, total, weighted sum and chosen logit of each part of the vocabulary, [parts, N]."""
     num_rows = hidden.shape[0]
-    rhs, vocabulary = _unembedding(unembedding, static)
+    product = Product(hidden, unembedding, not static.transposed)
+    vocabulary = product.columns
     column_tiles = pl.cdiv(vocabulary, COLUMNS)
     parts = parts or splits_for(pl.cdiv(num_rows, ROWS), column_tiles, current())
     parts = min(parts, column_tiles)
     padded_rows = num_rows + -num_rows % ROWS
     groups = form.GROUPS
 
-    def start(refs: Any, row: Any) -> tuple[Array, ...]:
-        low = groups.by_row(jnp.full((groups.rows,), -jnp.inf, jnp.float32))
-        zeros = groups.by_row(jnp.zeros((groups.rows,), jnp.float32))
-        return low, zeros, zeros, zeros
+    def start(refs: Any, row: Any) -> Running:
+        return Running(*map(groups.by_row, Running.empty(groups.rows)))
 
     # Bias and softcap need registers: half of the columns at a time then.
     width = groups.width if bias is None and static.softcap is None else groups.width // 2
 
-    def add(refs: Any, row: Any, first: Any, x: Array, carry: tuple[Array, ...]) -> Any:
-        tokens, scale, *rest = refs
-        peak, total, weighted, chosen = carry
+    def add(refs: Any, row: Any, first: Any, pieces: list[Array], carry: Running) -> Running:
+        (x,), (tokens, scale, *rest) = pieces, refs
         if bias is not None:
             x = x + groups.down(groups.load_columns(rest[0], first, width))
         z, _ = _squash(x, scale[0], static.softcap)
@@ -100,37 +93,22 @@ def forward(
         if vocabulary % COLUMNS:
             z = jnp.where(columns < vocabulary, z, -jnp.inf)
         token = groups.across(groups.load_rows(tokens, row), width)
-        chosen = chosen + jnp.sum(jnp.where(columns == token, z, 0.0), axis=1)
-        new = jnp.maximum(peak, jnp.max(z, axis=1))
-        shift = jnp.where(new == -jnp.inf, 0.0, new)
-        step = jnp.where(peak == -jnp.inf, 0.0, peak - shift)
-        shrink = jnp.exp2(step * LOG2_E)
-        below = z - groups.across(shift, width)
-        p = jnp.exp2(below * LOG2_E)
-        if static.entropy:
-            added = jnp.sum(p * jnp.maximum(below, NEVER), axis=1)
-            weighted = shrink * (weighted + step * total) + added
-        return new, shrink * total + jnp.sum(p, axis=1), weighted, chosen
+        across = partial(groups.across, columns=width)
+        return carry.add(z, columns == token, static.entropy, across)
 
-    def finish(refs: Any, row: Any, part: Any, carry: tuple[Array, ...]) -> None:
+    def finish(refs: Any, row: Any, part: Any, carry: Running) -> None:
         *outputs, buffer = refs[-5:]
-        for n, value in enumerate(carry):
-            buffer[n] = value
-        plgpu.commit_smem()
-        for n, output in enumerate(outputs):
-            plgpu.copy_smem_to_gmem(buffer.at[n], output.at[part, pl.ds(row, groups.rows)])
-        plgpu.wait_smem_to_gmem(0)
+        store_rows(carry, outputs, buffer, part, row)
 
     others = [
-        _pad(jnp.where(tokens < vocabulary, tokens, -1).astype(jnp.int32), ROWS),
+        pad(jnp.where(tokens < vocabulary, tokens, -1).astype(jnp.int32), ROWS),
         inverse_temperature.reshape(1).astype(jnp.float32),
     ]
     if bias is not None:
-        others.append(_pad(bias.astype(jnp.float32), COLUMNS))
+        others.append(pad(bias.astype(jnp.float32), COLUMNS))
     outputs = form.call(
         Epilogue(start, add, finish, width),
-        Operand(hidden, False),
-        rhs,
+        [product],
         others,
         first=jnp.zeros(1, jnp.int32),
         active=_active(mask, num_rows),
@@ -141,7 +119,7 @@ def forward(
         interpret=interpreter(static.interpret),
         name="linear_token_stats_forward",
     )
-    return tuple(output[:, :num_rows] for output in outputs)
+    return Running(*(output[:, :num_rows] for output in outputs))
 
 
 def logits_gradient(
@@ -153,7 +131,8 @@ def logits_gradient(
     Columns past the vocabulary are 0; blocks of masked rows are not written.
     """
     num_rows = hidden.shape[0]
-    rhs, vocabulary = _unembedding(unembedding, static)
+    product = Product(hidden, unembedding, not static.transposed)
+    vocabulary = product.columns
     column_tiles = pl.cdiv(chunk, COLUMNS)
     padded_rows = num_rows + -num_rows % ROWS
     parts = splits_for(pl.cdiv(num_rows, ROWS), column_tiles, current())
@@ -164,16 +143,18 @@ def logits_gradient(
         tokens, _, _, *vectors = refs[:8]
         return [groups.load_rows(ref, row) for ref in (tokens, *vectors)]
 
-    def add(refs: Any, row: Any, local: Any, x: Array, carry: list[Array]) -> list[Array]:
-        _, scale, first = refs[:3]
+    def add(
+        refs: Any, row: Any, local: Any, pieces: list[Array], carry: list[Array]
+    ) -> list[Array]:
+        (x,), (_, scale, first) = pieces, refs[:3]
         *_, d_logits, sums, buffer, sums_buffer = refs
         columns = groups.column_numbers(first[0] + local, width)
         if bias is not None:
             x = x + groups.down(groups.load_columns(refs[8], first[0] + local, width))
         z, slope = _squash(x, scale[0], static.softcap)
         token, peak, log_sum, a, b, c = (groups.across(value, width) for value in carry)
-        log_p = jnp.maximum((z - peak) - log_sum, NEVER)
-        d_z = jnp.exp2(log_p * LOG2_E) * (a + b * log_p)
+        log_p = log_probs(z, peak, log_sum)
+        d_z = exp(log_p) * (a + b * log_p)
         d_z = (d_z + jnp.where(columns == token, c, 0.0)) * slope
         d_z = jnp.where((columns < vocabulary) & (token != MASKED), d_z, 0.0)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
@@ -194,10 +175,10 @@ def logits_gradient(
     vectors = [peak, log_sum, a, b, c]
     keep = jnp.ones(num_rows, bool) if mask is None else mask
     others = [
-        _pad(jnp.where(keep, tokens, MASKED).astype(jnp.int32), ROWS, MASKED),
+        pad(jnp.where(keep, tokens, MASKED).astype(jnp.int32), ROWS, MASKED),
         inverse_temperature.reshape(1).astype(jnp.float32),
         first,
-        *(_pad(vector, ROWS) for vector in vectors),
+        *(pad(vector, ROWS) for vector in vectors),
     ]
     if bias is not None:
         others.append(jnp.pad(bias.astype(jnp.float32), (0, chunk)))
@@ -205,8 +186,7 @@ def logits_gradient(
     active = _active(mask, num_rows)
     d_logits, sums = form.call(
         Epilogue(start, add, finish, width),
-        Operand(hidden, False),
-        rhs,
+        [product],
         others,
         first=first,
         active=active,
