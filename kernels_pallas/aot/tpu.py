@@ -94,7 +94,7 @@ def _rows_of_process(chip: str, only: str, profiled: bool) -> Iterator[dict[str,
         yield from (json.loads(line) for line in said.splitlines())
         if process.returncode:
             lines = complaint.strip().splitlines() or [""]
-            error = f"compiling ended with {process.returncode}: {lines[0]}"
+            error = f"compiling ended with {process.returncode}: {lines[-1]}"
             yield {"chip": chip, "program": only, "error": error}
 
 
@@ -186,7 +186,9 @@ def _sharded_row(chip: str) -> dict[str, Any]:
 
 
 def _main(chip: str, only: str, folder: str = "") -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    if not 0 <= most <= MEMORY_LIMIT:  # RLIM_INFINITY is negative; a limit may not be raised
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
     from kernels_pallas.aot.tpu_programs import Matmul, programs
 
     if only == SHARDED:
