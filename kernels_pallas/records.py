@@ -1,5 +1,6 @@
 """What the parts of a kernel hand each other."""
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from jax import Array
@@ -56,6 +57,16 @@ class KLStatic(NamedTuple):
     transposed_q: bool
     config: Any
     interpret: Any
+    sides: str = "pq"  # those whose gradients are wanted: "p", "q" or both
+
+    def wanted(self, both: Iterable[Any]) -> list[Any]:
+        """Of a pair, what belongs to these sides."""
+        return [x for side, x in zip("pq", both) if side in self.sides]
+
+    def paired(self, wanted: Iterable[Any]) -> tuple[Any, Any]:
+        """The pair again, with None for a side that is held fixed."""
+        found = dict(zip(self.sides, wanted))
+        return found.get("p"), found.get("q")
 
 
 class Blocks(NamedTuple):

@@ -94,7 +94,8 @@ def _rows_of_process(chip: str, only: str, profiled: bool) -> Iterator[dict[str,
         yield from (json.loads(line) for line in said.splitlines())
         if process.returncode:
             lines = complaint.strip().splitlines() or [""]
-            error = f"compiling ended with {process.returncode}: {lines[-1]}"
+            line = lines[-1] if lines[0].startswith("Traceback") else lines[0]
+            error = f"compiling ended with {process.returncode}: {line}"
             yield {"chip": chip, "program": only, "error": error}
 
 

@@ -21,7 +21,7 @@ class Program(NamedTuple):
     direction: str  # forward or backward
     shape: tuple[int, int, int]  # N, D (0: logits are given), V
     dtype: str = "bfloat16"
-    variant: str = ""  # "[D,V]", "[V,D]", "options" (mask, bias and softcap), or ""
+    variant: str = ""  # "[D,V]", "[V,D]", "q fixed", "options" (mask, bias and softcap), or ""
 
     def name(self) -> str:
         sizes = "x".join(str(n) for n in self.shape if n)
@@ -34,6 +34,8 @@ class Program(NamedTuple):
         if not self.shape[1]:
             return 0
         sides = 2 if self.kernel == "linear_kl" else 1
+        if self.variant == "q fixed":
+            return 2 * (sides + 1)
         return sides * (1 if self.direction == "forward" else 4)
 
     def unsupported(self) -> str | None:
@@ -59,7 +61,8 @@ class Program(NamedTuple):
         unembedding = array(*((size, width) if transposed else (width, size)), dtype=self.dtype)
         pair = (array(num, width, dtype=self.dtype), unembedding)
         if "kl" in self.kernel:
-            static: Any = KLStatic(transposed, transposed, None, False)
+            moving = "p" if self.variant == "q fixed" else "pq"
+            static: Any = KLStatic(transposed, transposed, None, False, moving)
             arguments: tuple[Any, ...] = (pair, pair) if width else (logits, logits)
             more: tuple[Any, ...] = (KLStats(*[vector] * len(KLStats._fields)), vector)
         else:
@@ -134,4 +137,6 @@ def programs() -> list[Program]:
         for kernel in ("token_stats", "categorical_kl"):
             listed.append(Program(kernel, direction, (1000, 0, 5003)))
             listed.append(Program(kernel, direction, (256, 0, 4096), "float32"))
+    listed.append(Program("linear_kl", "backward", (512, 1024, 2048), variant="q fixed"))
+    listed.append(Program("categorical_kl", "backward", (1000, 0, 5003), variant="q fixed"))
     return listed

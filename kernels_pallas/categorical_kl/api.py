@@ -1,9 +1,7 @@
-"""The public function on logits, and its gradient."""
+"""The public function on logits."""
 
-from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
@@ -12,7 +10,7 @@ from kernels_pallas import checks
 from kernels_pallas.blocks import vary_like
 from kernels_pallas.categorical_kl.reference import divergence
 from kernels_pallas.choose import choose, load
-from kernels_pallas.divergence import finite
+from kernels_pallas.differentiate_kl import differentiable_kl
 from kernels_pallas.records import KLStatic
 
 
@@ -62,22 +60,4 @@ def categorical_kl(
         return divergence(logits_p.astype(jnp.float32), logits_q.astype(jnp.float32))
     inputs = vary_like((logits_p, logits_q), logits_p, logits_q)
     static = KLStatic(False, False, None, interpret)
-    return _divergence(load("categorical_kl", chosen), static, *inputs)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _divergence(implementation: Any, static: KLStatic, logits_p: Array, logits_q: Array) -> Array:
-    return implementation.forward(logits_p, logits_q, static).kl
-
-
-def _forward(implementation: Any, static: KLStatic, logits_p: Array, logits_q: Array) -> Any:
-    stats = implementation.forward(logits_p, logits_q, static)
-    return stats.kl, (logits_p, logits_q, stats)
-
-
-def _backward(implementation: Any, static: KLStatic, saved: Any, g: Array) -> Any:
-    logits_p, logits_q, stats = saved
-    return implementation.backward(logits_p, logits_q, *finite(stats, g), static)
-
-
-_divergence.defvjp(_forward, _backward)
+    return differentiable_kl(load("categorical_kl", chosen), static, *inputs)

@@ -59,26 +59,28 @@ def forward(logits_p: Array, logits_q: Array, static: KLStatic) -> KLStats:
 
 def backward(
     logits_p: Array, logits_q: Array, stats: KLStats, cotangent: Array, static: KLStatic
-) -> tuple[Array, Array]:
-    """Gradients of both logits from the cotangent [N]."""
+) -> tuple[Array | None, Array | None]:
+    """Gradients of the logits of `static.sides` from the cotangent [N]."""
     num_rows, vocabulary = logits_p.shape
     tiles = blocks_of(static.config, "categorical_kl", str(logits_p.dtype)).gradient
 
     def kernel(logits_p, logits_q, *refs):
-        *vectors, d_p, d_q = refs
+        vectors, outs = refs[:6], refs[6:]  # statistics and cotangent; one or two gradients
         rows = tr.Side.of(pl.program_id(1) * tiles.rows, tiles.rows, num_rows)
         columns = tr.Side.of(pl.program_id(0) * tiles.columns, tiles.columns, vocabulary)
         *stats, g = (tr.vector(ref, rows.first, tiles.rows, num_rows)[:, None] for ref in vectors)
         z_p, z_q = _tile(logits_p, rows, columns), _tile(logits_q, rows, columns)
-        for out, value in zip((d_p, d_q), kl_gradients(z_p, z_q, tuple(stats), g)):
+        for out, value in zip(outs, static.wanted(kl_gradients(z_p, z_q, tuple(stats), g))):
             tr.store_tile(out, rows, columns, value)
 
-    return tr.call(
+    moving = static.wanted((logits_p, logits_q))
+    gradients = tr.call(
         kernel,
         grid=(pl.cdiv(vocabulary, tiles.columns), pl.cdiv(num_rows, tiles.rows)),
-        out=tuple(jax.ShapeDtypeStruct(z.shape, z.dtype) for z in (logits_p, logits_q)),
+        out=tuple(jax.ShapeDtypeStruct(z.shape, z.dtype) for z in moving),
         warps=tiles.warps,
         stages=tiles.stages,
         interpret=static.interpret,
         name="categorical_kl_backward",
     )(logits_p, logits_q, *stats, cotangent)
+    return static.paired(gradients)

@@ -1,6 +1,6 @@
 """KL(p‖q) of given logits on a TPU: each logit is read once, and once more backward.
 
-Bytes 2NV·b forward, 4NV·b backward, b of the logits' dtype.
+Bytes 2NV·b forward, 4NV·b backward (3NV·b if one side is held fixed), b of the logits' dtype.
 """
 
 import functools
@@ -85,35 +85,36 @@ def _forward_kernel(
 
 def backward(
     logits_p: Array, logits_q: Array, stats: KLStats, g: Array, static: KLStatic
-) -> tuple[Array, Array]:
-    """The gradients of both sides, [N, V]."""
+) -> tuple[Array | None, Array | None]:
+    """The gradients of the sides that are wanted, [N, V]."""
     num, size = logits_p.shape
     blocks = choose_blocks((num, size), static)
     rows = mosaic.split_rows(num, blocks.rows, None)
     tile = pl.BlockSpec((blocks.rows, blocks.vocabulary), lambda i, j: (i, j))
     columns = pltpu.VMEM((blocks.rows, LANES), jnp.float32)
-    d_p, d_q = mosaic.call(
-        functools.partial(_backward_kernel, blocks=blocks),
-        [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (logits_p, logits_q)],
+    moving = list(zip(static.sides, static.wanted((logits_p, logits_q))))
+    gradients = mosaic.call(
+        functools.partial(_backward_kernel, blocks=blocks, static=static),
+        {side: jax.ShapeDtypeStruct(x.shape, x.dtype) for side, x in moving},
         static.interpret,
         name="categorical_kl_backward",
         grid=(rows.count, pl.cdiv(size, blocks.vocabulary)),
         in_specs=[pl.BlockSpec((1, 8, blocks.rows), lambda i, j: (i, 0, 0)), tile, tile],
-        out_specs=[tile, tile],
+        out_specs={side: tile for side, _ in moving},
         scratch_shapes=[{name: columns for name in (*mosaic_divergence.PACKED, "valid")}],
     )(mosaic_divergence.pack(stats, g, rows), logits_p, logits_q)
-    return d_p, d_q
+    return static.paired(gradients.values())
 
 
 def _backward_kernel(
     vectors_ref: Any,
     p_ref: Any,
     q_ref: Any,
-    d_p_ref: Any,
-    d_q_ref: Any,
+    out: dict[str, Any],
     columns: dict[str, Any],
     *,
     blocks: Blocks,
+    static: KLStatic,
 ) -> None:
     """Each pair of logits by itself: what lies beyond the ends is never written."""
 
@@ -124,6 +125,6 @@ def _backward_kernel(
     fields = {name: ref[...] for name, ref in columns.items()}
     for first, width in mosaic.strips(blocks):
         both = [read_strip(ref, first, width, None) for ref in (p_ref, q_ref)]
-        d_p, d_q = mosaic_divergence.gradients(both[0], both[1], fields, edge=False)
-        d_p_ref[:, pl.ds(first, width)] = d_p.astype(d_p_ref.dtype)
-        d_q_ref[:, pl.ds(first, width)] = d_q.astype(d_q_ref.dtype)
+        both = mosaic_divergence.gradients(both[0], both[1], fields, edge=False)
+        for ref, gradient in zip(out.values(), static.wanted(both)):
+            ref[:, pl.ds(first, width)] = gradient.astype(ref.dtype)

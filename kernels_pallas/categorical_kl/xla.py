@@ -32,22 +32,21 @@ def forward(logits_p: Array, logits_q: Array, static: KLStatic) -> KLStats:
 
 def backward(
     logits_p: Array, logits_q: Array, stats: KLStats, g: Array, static: KLStatic
-) -> tuple[Array, Array]:
+) -> tuple[Array | None, Array | None]:
     (num_rows, num_tokens), blocks = logits_p.shape, static.config or BLOCKS
     dtype = logits_p.dtype
 
-    def visit(block: RowBlock, gradients: tuple[Array, Array]) -> tuple[Array, Array]:
+    def visit(block: RowBlock, gradients: list[Array]) -> list[Array]:
         of_rows = jax.tree.map(block.of, (stats, g))
 
-        def step(first: Any, size: int, gradients: tuple[Array, Array]) -> tuple[Array, Array]:
+        def step(first: Any, size: int, gradients: list[Array]) -> list[Array]:
             z_p, z_q = (tile(x, block, first, size) for x in (logits_p, logits_q))
-            dz = d_divergence(z_p, z_q, *of_rows)
-            d_p, d_q = (put_tile(x, block, first, y, dtype) for x, y in zip(gradients, dz))
-            return d_p, d_q
+            dz = static.wanted(d_divergence(z_p, z_q, *of_rows))
+            return [put_tile(x, block, first, y, dtype) for x, y in zip(gradients, dz)]
 
         return over_vocabulary(num_tokens, blocks.vocabulary, step, gradients)
 
-    zeros = as_bits(jnp.zeros_like(logits_p)), as_bits(jnp.zeros_like(logits_q))
+    zeros = [as_bits(jnp.zeros_like(x)) for x in static.wanted((logits_p, logits_q))]
     zeros = vary_like(zeros, logits_p, logits_q, g)
-    d_p, d_q = over_rows(num_rows, blocks.rows, None, visit, zeros)
-    return of_bits(d_p, dtype), of_bits(d_q, dtype)
+    results = over_rows(num_rows, blocks.rows, None, visit, zeros)
+    return static.paired(of_bits(x, dtype) for x in results)

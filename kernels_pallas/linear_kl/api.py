@@ -1,17 +1,15 @@
-"""The public function, and its gradient."""
+"""The public function."""
 
-from functools import partial
 from typing import Any
 
-import jax
 from jax import Array
 from jax.typing import ArrayLike
 
 from kernels_pallas import checks
 from kernels_pallas.blocks import vary_like
 from kernels_pallas.choose import choose, load
-from kernels_pallas.divergence import finite
-from kernels_pallas.linear_kl.reference import Pair, reference
+from kernels_pallas.differentiate_kl import differentiable_kl
+from kernels_pallas.linear_kl.reference import reference
 from kernels_pallas.records import KLStatic
 
 KINDS = ("forward", "reverse")
@@ -86,22 +84,4 @@ def linear_kl(
         static = static._replace(transposed_p=transposed_q, transposed_q=transposed_p)
     if chosen == "reference" or not len(hidden_p):
         return reference(*pairs, static)
-    return _divergence(load("linear_kl", chosen), static, *vary_like(pairs, pairs))
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _divergence(implementation: Any, static: KLStatic, of_p: Pair, of_q: Pair) -> Array:
-    return implementation.forward(of_p, of_q, static).kl
-
-
-def _forward(implementation: Any, static: KLStatic, of_p: Pair, of_q: Pair) -> Any:
-    stats = implementation.forward(of_p, of_q, static)
-    return stats.kl, (of_p, of_q, stats)
-
-
-def _backward(implementation: Any, static: KLStatic, saved: Any, g: Array) -> Any:
-    of_p, of_q, stats = saved
-    return implementation.backward(of_p, of_q, *finite(stats, g), static)
-
-
-_divergence.defvjp(_forward, _backward)
+    return differentiable_kl(load("linear_kl", chosen), static, *vary_like(pairs, pairs))

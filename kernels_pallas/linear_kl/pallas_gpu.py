@@ -1,7 +1,8 @@
 """The divergence of two models' tokens straight from hidden states, on NVIDIA cards.
 
 In the Triton form of Pallas: forward 2NV(Dp + Dq) flops, no logit leaves the chip; backward
-6NV(Dp + Dq) flops, with both gradients of the logits for one chunk of the vocabulary at a time.
+6NV(Dp + Dq) flops, 2NV(3Dp + Dq) with q held fixed, with the gradients of the logits for one chunk
+of the vocabulary at a time.
 """
 
 from typing import Any
@@ -74,17 +75,15 @@ def forward(pair_p: Pair, pair_q: Pair, static: KLStatic) -> KLStats:
     return combine_kl(RunningKL(*outputs))
 
 
-def backward(
-    pair_p: Pair, pair_q: Pair, stats: KLStats, cotangent: Array, static: KLStatic
-) -> tuple[Pair, Pair]:
-    """Gradients of all four arrays from the cotangent [N]."""
+def backward(pair_p: Pair, pair_q: Pair, stats: KLStats, cotangent: Array, static: KLStatic) -> Any:
+    """Gradients of the arrays of `static.sides` from the cotangent [N]."""
     num_rows, vocabulary = pair_p[0].shape[0], _vocabulary(pair_p, static.transposed_p)
     blocks = _blocks(pair_p, static)
-    size = pair_p[0].dtype.itemsize + pair_q[0].dtype.itemsize
+    size = pair_p[0].dtype.itemsize * len(static.sides)
     chunk = blocks.chunk or chunk_columns(num_rows, vocabulary, size, blocks.gradient.columns)
-    sides = ((pair_p, static.transposed_p), (pair_q, static.transposed_q))
+    sides = static.wanted(((pair_p, static.transposed_p), (pair_q, static.transposed_q)))
 
-    def step(i: Any, carry: tuple[Pair, Pair]) -> tuple[Pair, ...]:
+    def step(i: Any, carry: tuple[Pair, ...]) -> tuple[Pair, ...]:
         first = jnp.reshape(jnp.asarray(i * chunk, jnp.int32), (1,))
         d_logits = _logits_gradients(pair_p, pair_q, stats, cotangent, first, chunk, static)
 
@@ -110,37 +109,37 @@ def backward(
     carry, _ = tr.varying_alike((carry, (pair_p, pair_q, cotangent)))
     chunks = pl.cdiv(vocabulary, chunk)
     carry = step(0, carry) if chunks == 1 else lax.fori_loop(0, chunks, step, carry)
-    d_p, d_q = (
+    return static.paired(
         (d_hidden.astype(hidden.dtype), d_unembedding)
         for (d_hidden, d_unembedding), ((hidden, _), _) in zip(carry, sides)
     )
-    return d_p, d_q
 
 
 def _logits_gradients(
     pair_p: Pair, pair_q: Pair, stats: KLStats, cotangent: Array, first: Array, chunk: int,
     static: KLStatic,
-) -> Pair:  # fmt: skip
-    """The gradients of `chunk` logits of both, [N, chunk]; columns past the vocabulary are 0."""
+) -> tuple[Array, ...]:  # fmt: skip
+    """The gradients of `chunk` logits, [N, chunk], by side; columns past the vocabulary are 0."""
     num_rows, vocabulary = pair_p[0].shape[0], _vocabulary(pair_p, static.transposed_p)
     tiles = _blocks(pair_p, static).gradient
 
     def kernel(*refs):
-        *vectors, first, d_p, d_q = refs[4:]
+        vectors, first, outs = refs[4:10], refs[10], refs[11:]
         rows = tr.Side.of(pl.program_id(0) * tiles.rows, tiles.rows, num_rows)
         local = tr.Side.of(pl.program_id(1) * tiles.columns, tiles.columns, chunk)
         at = first[0] + local.first
         columns = tr.Side(at, tiles.columns, tr.indices(at, tiles.columns) < vocabulary)
         *stats, g = (tr.vector(ref, rows.first, tiles.rows, num_rows)[:, None] for ref in vectors)
         z_p, z_q = _logits(refs[:4], rows, columns, tiles, static)
-        for out, value in zip((d_p, d_q), kl_gradients(z_p, z_q, tuple(stats), g)):
+        for out, value in zip(outs, static.wanted(kl_gradients(z_p, z_q, tuple(stats), g))):
             tr.store_tile(out, rows, local, value)
 
     return tr.call(
         kernel,
         grid=(pl.cdiv(num_rows, tiles.rows), pl.cdiv(chunk, tiles.columns)),
         out=tuple(
-            jax.ShapeDtypeStruct((num_rows, chunk), hidden.dtype) for hidden, _ in (pair_p, pair_q)
+            jax.ShapeDtypeStruct((num_rows, chunk), hidden.dtype)
+            for hidden, _ in static.wanted((pair_p, pair_q))
         ),
         warps=tiles.warps,
         stages=tiles.stages,

@@ -4,7 +4,9 @@ Blocks of rows of both hidden states meet both unembeddings block by block; see
 `linear_token_stats/pallas_tpu.py` for the way through the vocabulary.
 
 Flops 2NV(D_p + D_q) forward, 8NV(D_p + D_q) backward: one kernel sums dz · Wᵀ over the vocabulary,
-one sums hᵀ · dz over rows, and each forms the logits once more.
+one sums hᵀ · dz over rows, and each forms the logits once more. With q held fixed 4NV(2D_p + D_q).
+Where the sums of both sides do not fit on the chip, one side is made after the other, for
+12NV(D_p + D_q).
 """
 
 import functools
@@ -32,7 +34,8 @@ Pair = tuple[Array, Array]
 
 
 def unsupported(*, dtype: Any, shape: tuple[int, int, int, int]) -> str | None:
-    if None in choose_blocks(shape, jnp.dtype(dtype).itemsize):
+    itemsize = jnp.dtype(dtype).itemsize
+    if any(None in choose_blocks(shape, itemsize, sides=side) for side in "pq"):
         width, memory = shape[1] + shape[2], mosaic.vmem_bytes() // MIB
         return f"sums of {width} columns need more than the {memory} MiB on the chip"
     return None
@@ -121,7 +124,10 @@ def _forward_kernel(
 
 
 def backward(of_p: Pair, of_q: Pair, stats: KLStats, g: Array, static: KLStatic) -> Any:
-    """((d_hidden_p, d_unembedding_p), (d_hidden_q, d_unembedding_q))."""
+    """((d_hidden_p, d_unembedding_p), (d_hidden_q, d_unembedding_q)); None for a fixed side."""
+    if static.sides == "pq" and None in config_of(of_p, of_q, static):
+        apart = (static._replace(sides=side) for side in "pq")
+        return tuple(backward(of_p, of_q, stats, g, x)[i] for i, x in enumerate(apart))
     shapes = of_p[1].shape, of_q[1].shape
     of_p, of_q, static = _oriented(of_p, of_q, static)
     config = config_of(of_p, of_q, static)
@@ -132,28 +138,39 @@ def backward(of_p: Pair, of_q: Pair, stats: KLStats, g: Array, static: KLStatic)
         rows = mosaic.split_rows(len(of_p[0]), blocks.rows, None)
         packed = pl.BlockSpec((1, 8, blocks.rows), lambda *at, row=sides.row: (row(*at), 0, 0))
         specs, arrays = (sides.hidden, hidden) if rows_first else (sides.weights, weights)
+        specs, arrays = static.wanted(specs), static.wanted(arrays)
         column = pltpu.VMEM((blocks.rows, LANES), jnp.float32)
         edge = len(of_p[0]) % blocks.rows, sides.size % blocks.vocabulary
         results.append(
             mosaic.call(
                 functools.partial(
-                    _backward_kernel, sides=sides, blocks=blocks, rows_first=rows_first, ragged=edge
+                    _backward_kernel,
+                    sides=sides,
+                    blocks=blocks,
+                    static=static,
+                    rows_first=rows_first,
+                    ragged=edge,
                 ),
-                {side: jax.ShapeDtypeStruct(x.shape, x.dtype) for side, x in zip("pq", arrays)},
+                {
+                    side: jax.ShapeDtypeStruct(x.shape, x.dtype)
+                    for side, x in zip(static.sides, arrays)
+                },
                 static.interpret,
                 name="linear_kl_d_hidden" if rows_first else "linear_kl_d_unembedding",
                 grid=sides.grid,
                 in_specs=[packed, sides.hidden, sides.weights],
-                out_specs={"p": specs[0], "q": specs[1]},
+                out_specs=dict(zip(static.sides, specs)),
                 scratch_shapes=[
                     [pltpu.VMEM(spec.block_shape, jnp.float32) for spec in specs],
                     {name: column for name in (*mosaic_divergence.PACKED, "valid")},
                 ],
             )(mosaic_divergence.pack(stats, g, rows), hidden, weights)
         )
-    d_hidden, d_unembedding = results
-    matrices = [x if x.shape == shape else x.T for x, shape in zip(d_unembedding.values(), shapes)]
-    return (d_hidden["p"], matrices[0]), (d_hidden["q"], matrices[1])
+    d_hidden, d_unembedding = (each.values() for each in results)
+    matrices = [
+        x if x.shape == shape else x.T for x, shape in zip(d_unembedding, static.wanted(shapes))
+    ]
+    return static.paired(zip(d_hidden, matrices))
 
 
 def _backward_kernel(
@@ -166,6 +183,7 @@ def _backward_kernel(
     *,
     sides: Sides,
     blocks: Blocks,
+    static: KLStatic,
     rows_first: bool,
     ragged: tuple[int, int],
 ) -> None:
@@ -189,10 +207,11 @@ def _backward_kernel(
         limit = sides.size - j * blocks.vocabulary if edge else None
         if edge:  # 0 · NaN would carry a row that does not exist into the sum
             rows = [clean(x, fields["valid"][:, :1] > 0) for x in rows]
+        moving = static.wanted(zip(rows, weights, sides.transposed))
         for first, width in mosaic.strips(blocks):
             both = logits_of(rows, weights, sides.transposed, first, width, limit)
             both = mosaic_divergence.gradients(both[0], both[1], fields, edge)
-            for dz, x, ref, total, flipped in zip(both, rows, weights, sums, sides.transposed):
+            for dz, (x, ref, flipped), total in zip(static.wanted(both), moving, sums):
                 strip, at = strip_of(ref, flipped, first, width, limit)
                 dz = dz.astype(x.dtype)
                 if rows_first:
@@ -209,5 +228,5 @@ def _backward_kernel(
 
     @pl.when(inner == pl.num_programs(1) - 1)
     def _finish() -> None:
-        for side, total in zip("pq", sums):
-            out[side][...] = total[...].astype(out[side].dtype)
+        for ref, total in zip(out.values(), sums):
+            ref[...] = total[...].astype(ref.dtype)

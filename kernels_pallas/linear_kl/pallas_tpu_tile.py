@@ -25,23 +25,27 @@ class Sides(NamedTuple):
 
 
 def choose_blocks(
-    shape: tuple[int, int, int, int], itemsize: int, config: Config | None = None
+    shape: tuple[int, int, int, int], itemsize: int, config: Config | None = None, sides: str = "pq"
 ) -> Config:
-    """For (N, D_p, D_q, V). A kernel for which nothing fits on the chip has None for blocks."""
+    """For (N, D_p, D_q, V), with sums for the gradients of these sides.
+
+    A kernel for which nothing fits on the chip has None for blocks.
+    """
     if config is not None:
         return config
     num, *widths, size = shape
-    width = sum(mosaic.round_up(each, LANES) for each in widths)
+    widths = [mosaic.round_up(each, LANES) for each in widths]
+    width, summed = sum(widths), sum(x for side, x in zip("pq", widths) if side in sides)
 
     def forward(blocks: Blocks) -> int:
         inputs = 2 * (blocks.rows + blocks.vocabulary) * width * itemsize
         return inputs + blocks.rows * 4 * (14 * LANES + 6 * blocks.strip)
 
     def d_hidden(blocks: Blocks) -> int:
-        return forward(blocks) + blocks.rows * width * (2 * itemsize + 8)
+        return forward(blocks) + blocks.rows * summed * (2 * itemsize + 8)
 
     def d_unembedding(blocks: Blocks) -> int:
-        return forward(blocks) + blocks.vocabulary * width * (2 * itemsize + 8)
+        return forward(blocks) + blocks.vocabulary * summed * (2 * itemsize + 8)
 
     wanted, least = Blocks(512, 1024, 256), Blocks(32, LANES, LANES)
     costs = (forward, d_hidden, d_unembedding)
@@ -52,7 +56,7 @@ def config_of(of_p: Any, of_q: Any, static: KLStatic) -> Config:
     size = of_p[1].shape[0 if static.transposed_p else 1]
     shape = (*of_p[0].shape, of_q[0].shape[1], size)
     itemsize = max(x.dtype.itemsize for pair in (of_p, of_q) for x in pair)
-    return choose_blocks(shape, itemsize, static.config)
+    return choose_blocks(shape, itemsize, static.config, static.sides)
 
 
 def clean(array: Array, exists: Array) -> Array:

@@ -84,6 +84,64 @@ def test_linear_kl_of_large_vocabularies(run, shape, dtype):
     check_linear_kl(run, shape, dtype)
 
 
+def equations(jaxpr):
+    """All of a program, those of its loops and kernels too."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=is_program):
+            if is_program(inner):
+                yield from equations(getattr(inner, "jaxpr", inner))
+
+
+def is_program(x):
+    return hasattr(x, "eqns")
+
+
+def check_fixed_sides(of_both, arguments, work):
+    """The gradients of one side are those that it has beside the other's, for less work."""
+
+    def slopes_of(sides):
+        def total(*arguments):
+            given = (x if i in sides else jax.lax.stop_gradient(x) for i, x in enumerate(arguments))
+            return jnp.sum(of_both(*given))
+
+        return jax.grad(total, (0, 1))
+
+    amounts = {}
+    wants = jax.jit(slopes_of((0, 1)))(*arguments)
+    for sides in ((0, 1), (0,), (1,)):
+        grad = jax.jit(slopes_of(sides))
+        amounts[sides] = sum(work(x) for x in equations(jax.make_jaxpr(grad)(*arguments).jaxpr))
+        if len(sides) == 1:
+            got, want = (jax.tree.leaves(x[sides[0]]) for x in (grad(*arguments), wants))
+            for x, y in zip(got, want):
+                np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
+            for x in jax.tree.leaves(grad(*arguments)[1 - sides[0]]):
+                np.testing.assert_array_equal(x, 0)
+    assert 0 < amounts[0,] < amounts[0, 1]
+    assert 0 < amounts[1,] < amounts[0, 1]
+
+
+@implementations("linear_kl")
+def test_a_model_that_is_held_fixed_costs_no_products(run):
+    pairs = [pair(FEW, FEW.width + 8 * i, "float32", i, "usual") for i in (0, 1)]
+    pairs = [tuple(np.float32(x) for x in each) for each in pairs]
+    check_fixed_sides(run, pairs, lambda equation: equation.primitive.name == "dot_general")
+
+
+@implementations("categorical_kl")
+def test_logits_that_are_held_fixed_have_no_gradient_in_memory(run):
+    shape = Shape(5, 0, 300)
+    logits = [np.float32(logits_of(shape, "float32", i, "usual")) for i in (0, 1)]
+
+    def gradients(equation):
+        if equation.primitive.name not in ("pallas_call", "dynamic_update_slice", "mul"):
+            return 0
+        return sum(x.aval.shape == (shape.rows, shape.vocabulary) for x in equation.outvars)
+
+    check_fixed_sides(run, logits, gradients)
+
+
 def logits_of(shape, dtype, seed, kind):
     scale = {"peaked": 50, "flat": 1e-3}.get(kind, 2)
     z = np.random.default_rng(seed).normal(size=(shape.rows, shape.vocabulary)) * scale

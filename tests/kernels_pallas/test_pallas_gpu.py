@@ -56,6 +56,12 @@ def test_linear_kl():
     divergences.check_linear_kl(KL, FEW, "float32", transposed=(False, True))
 
 
+@pytest.mark.slow
+def test_sides_that_are_held_fixed():
+    divergences.test_a_model_that_is_held_fixed_costs_no_products(KL)
+    divergences.test_logits_that_are_held_fixed_have_no_gradient_in_memory(CATEGORICAL_KL)
+
+
 def test_given_logits():
     shape = Shape(33, 0, 1000)  # several blocks of each axis
     divergences.check_token_stats(TOKEN_STATS, shape, "bfloat16")
