@@ -118,6 +118,7 @@ class Matmul(NamedTuple):
 QUICK = (1024, 2048, 4096)  # what every change is measured with
 GOAL = (2048, 2048, 16384)  # what the goals are measured with
 RAGGED = (1000, 1024, 5003)
+WIDE = (512, 8192, 2048)
 
 
 def programs() -> list[Program]:
@@ -131,12 +132,14 @@ def programs() -> list[Program]:
             listed.append(Program("linear_kl", direction, (512, 1024, 2048), variant=variant))
         listed.append(Program("linear_token_stats", direction, RAGGED, variant="options"))
         listed.append(Program("linear_token_stats", direction, (512, 4096, 2048), variant="[D,V]"))
+        listed.append(Program("linear_kl", direction, GOAL, variant="[D,V]"))
         small = (256, 512, 2048)
         for kernel in ("linear_token_stats", "linear_kl"):
             listed.append(Program(kernel, direction, small, "float32", "[D,V]"))
+            listed.append(Program(kernel, direction, WIDE, variant="[D,V]"))
         for kernel in ("token_stats", "categorical_kl"):
             listed.append(Program(kernel, direction, (1000, 0, 5003)))
             listed.append(Program(kernel, direction, (256, 0, 4096), "float32"))
-    listed.append(Program("linear_kl", "backward", (512, 1024, 2048), variant="q fixed"))
+    listed.append(Program("linear_kl", "backward", GOAL, variant="q fixed"))
     listed.append(Program("categorical_kl", "backward", (1000, 0, 5003), variant="q fixed"))
     return listed
