@@ -1,7 +1,7 @@
 """KL(p‖q) over strips of logits on a TPU, kept per lane until the end, and its gradients.
 
 Each lane holds the largest logits, the sums s_p and s_q, and the moment t = Σ exp(z_p - peak_p)
-((z_p - peak_p) - (z_q - peak_q)); KL = t / s_p - log s_p + log s_q. `impossible` is 1 where p may
+((z_p - peak_p) - (z_q - peak_q)); KL = t / s_p + log(s_q / s_p). `impossible` is 1 where p may
 give a token that q may not: there the divergence is infinite.
 """
 
@@ -36,19 +36,21 @@ def update(state: dict[str, Array], logits_p: Array, logits_q: Array) -> dict[st
     peak_q = functools.reduce(jnp.maximum, [q for _, q in tiles], state["peak_q"])
     change_p = jnp.maximum(state["peak_p"] - peak_p, LOWEST)
     change_q = jnp.maximum(state["peak_q"] - peak_q, LOWEST)
+    impossible = state["impossible"]
+    weights, moments = {"p": [], "q": []}, []
+    for p, q in tiles:
+        weights["p"].append(jnp.exp(p - peak_p))
+        weights["q"].append(jnp.exp(q - peak_q))
+        both = (p > -jnp.inf) & (q > -jnp.inf)
+        moments.append(weights["p"][-1] * jnp.where(both, (p - peak_p) - (q - peak_q), 0.0))
+        impossible = jnp.where((p > -jnp.inf) & (q == -jnp.inf), 1.0, impossible)
+    # A strip by itself first: long sums of numbers that are all alike round the same way each time.
     total_p, total_q = (
-        state[f"total_{side}"] * jnp.exp(change)
+        state[f"total_{side}"] * jnp.exp(change) + functools.reduce(jnp.add, weights[side])
         for side, change in (("p", change_p), ("q", change_q))
     )
     moment = _moved(state["moment"], state["total_p"], state["total_q"], change_p, change_q)
-    impossible = state["impossible"]
-    for p, q in tiles:
-        weight = jnp.exp(p - peak_p)
-        total_p += weight
-        total_q += jnp.exp(q - peak_q)
-        both = (p > -jnp.inf) & (q > -jnp.inf)
-        moment += weight * jnp.where(both, (p - peak_p) - (q - peak_q), 0.0)
-        impossible = jnp.where((p > -jnp.inf) & (q == -jnp.inf), 1.0, impossible)
+    moment += functools.reduce(jnp.add, moments)
     values = (peak_p, total_p, peak_q, total_q, moment, impossible)
     return dict(zip(CARRIED, values))
 
@@ -71,17 +73,17 @@ def join_lanes(state: dict[str, Array], out: dict[str, Any]) -> None:
         peaks[side] = jnp.max(lanes, axis=0, keepdims=True)
         changes[side] = jnp.maximum(lanes - peaks[side], LOWEST)
     moment = _moved(state["moment"], state["total_p"], state["total_q"], changes["p"], changes["q"])
-    totals, logs = {}, {}
+    totals, some = {}, {}
     for side in "pq":
         lanes = state[f"total_{side}"] * jnp.exp(changes[side])
         totals[side] = jnp.sum(lanes, axis=0, keepdims=True)
         alive = totals[side] > 0
-        logs[side] = jnp.log(jnp.where(alive, totals[side], 1.0))
+        some[side] = jnp.where(alive, totals[side], 1.0)
         out[f"peak_{side}"][0] = jnp.where(alive, peaks[side], 0.0)
-        out[f"log_sum_{side}"][0] = jnp.where(alive, logs[side], -jnp.inf)
-    alive = totals["p"] > 0
-    moment = jnp.sum(moment, axis=0, keepdims=True) / jnp.where(alive, totals["p"], 1.0)
-    kl = jnp.where(alive, moment - logs["p"] + logs["q"], 0.0)
+        out[f"log_sum_{side}"][0] = jnp.where(alive, jnp.log(some[side]), -jnp.inf)
+    moment = jnp.sum(moment, axis=0, keepdims=True) / some["p"]
+    # One logarithm, not the difference of two: as small as KL where p is about q.
+    kl = jnp.where(totals["p"] > 0, moment + jnp.log(some["q"] / some["p"]), 0.0)
     impossible = jnp.max(state["impossible"], axis=0, keepdims=True) > 0
     out["kl"][0] = jnp.where(impossible, jnp.inf, kl)
 

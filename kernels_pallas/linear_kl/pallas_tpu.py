@@ -140,6 +140,7 @@ def backward(of_p: Pair, of_q: Pair, stats: KLStats, g: Array, static: KLStatic)
         specs, arrays = (sides.hidden, hidden) if rows_first else (sides.weights, weights)
         specs, arrays = static.wanted(specs), static.wanted(arrays)
         column = pltpu.VMEM((blocks.rows, LANES), jnp.float32)
+        d_logits = pltpu.VMEM((blocks.rows, blocks.vocabulary), of_p[0].dtype)
         edge = len(of_p[0]) % blocks.rows, sides.size % blocks.vocabulary
         results.append(
             mosaic.call(
@@ -162,6 +163,7 @@ def backward(of_p: Pair, of_q: Pair, stats: KLStats, g: Array, static: KLStatic)
                 out_specs=dict(zip(static.sides, specs)),
                 scratch_shapes=[
                     [pltpu.VMEM(spec.block_shape, jnp.float32) for spec in specs],
+                    [d_logits for _ in specs] if rows_first else [],
                     {name: column for name in (*mosaic_divergence.PACKED, "valid")},
                 ],
             )(mosaic_divergence.pack(stats, g, rows), hidden, weights)
@@ -179,6 +181,7 @@ def _backward_kernel(
     weights: Any,
     out: Any,
     sums: Any,
+    d_logits: Any,
     columns: Any,
     *,
     sides: Sides,
@@ -211,15 +214,18 @@ def _backward_kernel(
         for first, width in mosaic.strips(blocks):
             both = logits_of(rows, weights, sides.transposed, first, width, limit)
             both = mosaic_divergence.gradients(both[0], both[1], fields, edge)
-            for dz, (x, ref, flipped), total in zip(static.wanted(both), moving, sums):
-                strip, at = strip_of(ref, flipped, first, width, limit)
-                dz = dz.astype(x.dtype)
+            for side, (dz, (x, _, flipped)) in enumerate(zip(static.wanted(both), moving)):
+                dz, strip = dz.astype(x.dtype), pl.ds(first, width)
                 if rows_first:
-                    total[...] += mosaic.product(dz, strip, 1, 0 if flipped else 1)
+                    d_logits[side][:, strip] = dz
                 elif flipped:
-                    total[at] += mosaic.product(dz, x, 0, 0)
+                    sums[side][strip, :] += mosaic.product(dz, x, 0, 0)
                 else:
-                    total[at] += mosaic.product(x, dz, 0, 0)
+                    sums[side][:, strip] += mosaic.product(x, dz, 0, 0)
+        if rows_first:  # one long product: each of its strips would pass through all of the sum
+            for dz, (_, ref, flipped), total in zip(d_logits, moving, sums):
+                block = strip_of(ref, flipped, 0, blocks.vocabulary, limit)
+                total[...] += mosaic.product(dz[...], block, 1, 0 if flipped else 1)
 
     is_edge = (i == last_row) if ragged[0] else False
     if ragged[1]:

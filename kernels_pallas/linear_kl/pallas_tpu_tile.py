@@ -41,8 +41,9 @@ def choose_blocks(
         inputs = 2 * (blocks.rows + blocks.vocabulary) * width * itemsize
         return inputs + blocks.rows * 4 * (14 * LANES + 6 * blocks.strip)
 
-    def d_hidden(blocks: Blocks) -> int:
-        return forward(blocks) + blocks.rows * summed * (2 * itemsize + 8)
+    def d_hidden(blocks: Blocks) -> int:  # results, sums, and what is added to them
+        d_logits = blocks.rows * blocks.vocabulary * len(sides) * itemsize
+        return forward(blocks) + blocks.rows * summed * (2 * itemsize + 12) + d_logits
 
     def d_unembedding(blocks: Blocks) -> int:
         return forward(blocks) + blocks.vocabulary * summed * (2 * itemsize + 8)
@@ -63,15 +64,14 @@ def clean(array: Array, exists: Array) -> Array:
     return jnp.where(exists, array, jnp.zeros_like(array))
 
 
-def strip_of(ref: Any, transposed: bool, first: int, width: int, limit: Any) -> Any:
-    """Weights of a strip in their own layout, 0 beyond the end, and their place in the block."""
+def strip_of(ref: Any, transposed: bool, first: int, width: int, limit: Any) -> Array:
+    """Weights of a strip in their own layout, 0 beyond the end."""
     columns = pl.ds(first, width)
-    at = (columns, slice(None)) if transposed else (slice(None), columns)
-    strip = ref[at]
+    strip = ref[(columns, slice(None)) if transposed else (slice(None), columns)]
     if limit is None:
-        return strip, at
+        return strip
     places = lax.broadcasted_iota(jnp.int32, strip.shape, 0 if transposed else 1)
-    return clean(strip, places < limit - first), at
+    return clean(strip, places < limit - first)
 
 
 def logits_of(
@@ -80,7 +80,7 @@ def logits_of(
     """[rows, width] float32 of both sides; -inf beyond the end of the vocabulary."""
     both = []
     for x, ref, flipped in zip(rows, weights, transposed):
-        strip, _ = strip_of(ref, flipped, first, width, limit)
+        strip = strip_of(ref, flipped, first, width, limit)
         logits = mosaic.product(x, strip, 1, 1 if flipped else 0)
         if limit is not None:
             columns = lax.broadcasted_iota(jnp.int32, logits.shape, 1)

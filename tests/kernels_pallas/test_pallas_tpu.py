@@ -17,7 +17,7 @@ from kernels_pallas.mosaic import Blocks, Config
 
 from . import exact
 from .table import STATIC, TPU_BLOCKS, graded
-from .test_divergences import check_linear_kl
+from .test_divergences import check_categorical_kl, check_linear_kl, check_token_stats
 from .test_linear_token_stats import check, problem
 
 BLOCKS = TPU_BLOCKS.forward.rows
@@ -58,9 +58,24 @@ def test_linear_kl_in_bfloat16():
     check_linear_kl(run, RAGGED, "bfloat16", ["usual", "peaked"], (True, False))
 
 
+LONG = LARGE[1]
+
+
 @pytest.mark.slow
-def test_a_long_vocabulary_in_its_own_blocks():
-    check(runner("linear_token_stats"), LARGE[0], kinds=[("usual", 1.0)])
+@pytest.mark.parametrize(
+    ("kernel", "check"),
+    [
+        (
+            "linear_token_stats",
+            functools.partial(check, shape=LONG, dtype="bfloat16", kinds=[("flat", 1.0)]),
+        ),
+        ("linear_kl", functools.partial(check_linear_kl, shape=LONG, dtype="float32")),
+        ("token_stats", functools.partial(check_token_stats, shape=LONG, dtype="float32")),
+        ("categorical_kl", functools.partial(check_categorical_kl, shape=LONG, dtype="float32")),
+    ],
+)
+def test_a_long_vocabulary_in_its_own_blocks(kernel, check):
+    check(runner(kernel))
 
 
 @pytest.mark.parametrize("transposed", [False, True])
