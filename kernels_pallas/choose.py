@@ -1,13 +1,18 @@
 """Which implementation a call gets: settled when it is traced, by platform, dtype and shape."""
 
 import importlib
-import importlib.util
 from typing import Any, NamedTuple
 
 import jax
 
 IMPLEMENTATIONS = ("auto", "reference", "xla", "pallas_tpu", "pallas_gpu")
 PLATFORM_OF = {"pallas_tpu": "tpu", "pallas_gpu": "gpu"}
+KERNELS = {  # and what their shapes consist of
+    "linear_token_stats": "(N, D, V)",
+    "linear_kl": "(N, D_p, D_q, V)",
+    "token_stats": "(N, V)",
+    "categorical_kl": "(N, V)",
+}
 
 
 class Choice(NamedTuple):
@@ -19,7 +24,11 @@ def current_platform() -> str:
     """cpu, gpu or tpu: that of an abstract mesh in use, of the default device, or of JAX."""
     abstract = jax.sharding.get_abstract_mesh().abstract_device
     device: Any = abstract or getattr(jax.config, "jax_default_device", None)
-    platform = getattr(device, "platform", device) or jax.default_backend()
+    return general(getattr(device, "platform", device) or jax.default_backend())
+
+
+def general(platform: str) -> str:
+    """JAX's devices say cuda or rocm where its configuration says gpu."""
     return "gpu" if platform in ("cuda", "rocm") else platform
 
 
@@ -51,7 +60,8 @@ def choose(
         Choice(implementation, reason).
 
     Raises:
-        ValueError: if the implementation is unknown, or cannot run on the platform or these shapes.
+        ValueError: if a name is unknown, the shape is that of another kernel, or the implementation
+            cannot run on the platform, or not this dtype or shape.
 
     Example:
         >>> choose("linear_kl", dtype="float32", shape=(8, 4, 4, 9), platform="cpu").implementation
@@ -59,7 +69,11 @@ def choose(
     """
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation must be one of {IMPLEMENTATIONS}, got {implementation!r}")
-    platform = platform or current_platform()
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel must be one of {tuple(KERNELS)}, got {kernel!r}")
+    if len(shape) != KERNELS[kernel].count(",") + 1:
+        raise ValueError(f"shape of {kernel} must be {KERNELS[kernel]}, got {shape}")
+    platform = current_platform() if platform is None else general(platform)
     if implementation != "auto":
         if problem := _problem(kernel, implementation, dtype, shape, platform, interpret):
             raise ValueError(f"implementation {implementation!r} cannot run: {problem}")
@@ -82,9 +96,7 @@ def _problem(
 ) -> str:
     """Why it cannot run, or an empty string."""
     needed = PLATFORM_OF.get(implementation, platform)
-    if interpret is False and needed != platform:
+    if not interpret and needed != platform:
         return f"it needs a {needed} and this is a {platform}; interpret=True runs it anywhere"
-    if importlib.util.find_spec(f"{__package__}.{kernel}.{implementation}") is None:
-        return f"there is none of {kernel}"
     unsupported = getattr(load(kernel, implementation), "unsupported", None)
     return (unsupported(dtype=dtype, shape=shape) or "") if unsupported else ""

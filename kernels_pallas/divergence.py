@@ -26,7 +26,7 @@ class RunningKL(NamedTuple):
 
 
 def begin_kl(num_rows: int) -> RunningKL:
-    zeros, none = jnp.zeros(num_rows), jnp.full(num_rows, -jnp.inf)
+    zeros, none = jnp.zeros(num_rows, jnp.float32), jnp.full(num_rows, -jnp.inf, jnp.float32)
     return RunningKL(none, zeros, none, zeros, zeros, jnp.zeros(num_rows, bool))
 
 

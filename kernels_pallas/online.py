@@ -25,8 +25,10 @@ class Running(NamedTuple):
 
 
 def begin(num_rows: int, entropy: bool) -> Running:
-    zeros = jnp.zeros(num_rows)
-    return Running(jnp.full(num_rows, -jnp.inf), zeros, zeros if entropy else None, zeros)
+    zeros = jnp.zeros(num_rows, jnp.float32)
+    return Running(
+        jnp.full(num_rows, -jnp.inf, jnp.float32), zeros, zeros if entropy else None, zeros
+    )
 
 
 def update(state: Running, logits: Array, tokens: Array) -> Running:

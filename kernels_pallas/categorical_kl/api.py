@@ -58,6 +58,7 @@ def categorical_kl(
     ).implementation
     if chosen == "reference" or not len(logits_p):
         return divergence(logits_p.astype(jnp.float32), logits_q.astype(jnp.float32))
+    checks.require_local(logits_p=logits_p, logits_q=logits_q)
     inputs = vary_like((logits_p, logits_q), logits_p, logits_q)
     static = KLStatic(False, False, None, interpret)
     return differentiable_kl(load("categorical_kl", chosen), static, *inputs)

@@ -26,7 +26,7 @@ def forward(logits_p: Array, logits_q: Array, static: KLStatic) -> KLStats:
         stats = finish_kl(over_vocabulary(num_tokens, blocks.vocabulary, step, state))
         return jax.tree.map(block.put, results, stats)
 
-    results = vary_like(KLStats(*[jnp.zeros(num_rows)] * 5), logits_p, logits_q)
+    results = vary_like(KLStats(*[jnp.zeros(num_rows, jnp.float32)] * 5), logits_p, logits_q)
     return over_rows(num_rows, blocks.rows, None, visit, results)
 
 

@@ -54,7 +54,7 @@ def forward(of_p: Pair, of_q: Pair, static: KLStatic) -> KLStats:
         stats = finish_kl(over_vocabulary(num_tokens, blocks.vocabulary, step, state))
         return jax.tree.map(block.put, results, stats)
 
-    results = vary_like(KLStats(*[jnp.zeros(num_rows)] * 5), pairs)
+    results = vary_like(KLStats(*[jnp.zeros(num_rows, jnp.float32)] * 5), pairs)
     return over_rows(num_rows, blocks.rows, None, visit, results)
 
 
@@ -84,7 +84,7 @@ def backward(of_p: Pair, of_q: Pair, stats: KLStats, g: Array, static: KLStatic)
                 [x + matmul(y, z, (1, 0)) for x, y, z in zip(d_weights, columns, dz)],
             )
 
-        zeros = [jnp.zeros((hidden.shape[1], size)) for hidden, _ in moving]
+        zeros = [jnp.zeros((hidden.shape[1], size), jnp.float32) for hidden, _ in moving]
         carry = d_hiddens, vary_like(zeros, pairs, g)
         d_hiddens, d_weights = over_rows(num_rows, blocks.rows, None, visit, carry)
         d_weights = (x if axis else turned(x) for x, axis in zip(d_weights, moving_axes))
@@ -94,7 +94,7 @@ def backward(of_p: Pair, of_q: Pair, stats: KLStats, g: Array, static: KLStatic)
         ]
 
     zeros = (
-        [jnp.zeros(hidden.shape) for hidden, _ in moving],
+        [jnp.zeros(hidden.shape, jnp.float32) for hidden, _ in moving],
         [as_bits(jnp.zeros_like(unembedding)) for _, unembedding in moving],
     )
     zeros = vary_like(zeros, pairs, g)

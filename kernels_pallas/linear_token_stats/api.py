@@ -2,7 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from kernels_pallas import checks
@@ -115,23 +114,25 @@ def prepare(
         shape=(num_rows, width, num_tokens),
         interpret=interpret,
     ).implementation
-    checks.require_positive("softcap", softcap)
-    if bias is not None:
-        bias = jnp.asarray(bias, jnp.float32)
-        checks.require_shape("bias", bias, (num_tokens,))
+    if chosen == "xla":
+        checks.require_blocks(config)
     inputs = (
         rows,
         matrix,
         checks.require_tokens(tokens, num_rows),
         None if mask is None else checks.require_mask(mask, num_rows),
-        bias,
-        1.0 / checks.require_temperature(temperature),
+        None if bias is None else checks.require_bias(bias, num_tokens),
+        1.0 / checks.require_positive("temperature", temperature),
     )
-    static = Static(transposed, softcap, entropy, config, interpret)
+    if chosen != "reference":
+        names = "hidden", "unembedding", "tokens", "mask", "bias"
+        checks.require_local(**dict(zip(names, inputs)))
+    static = Static(transposed, checks.require_softcap(softcap), entropy, config, interpret)
     return Call(chosen if num_rows else "reference", static, inputs)
 
 
 def run(call: Call, vocab_axis: str | None) -> TokenStats:
+    checks.require_axis(vocab_axis)
     if call.implementation == "reference":
         return reference(*call.inputs, call.static, vocab_axis)
     module = load("linear_token_stats", call.implementation)

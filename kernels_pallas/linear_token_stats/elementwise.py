@@ -11,13 +11,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.extend.core import jaxprs_in_params
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, jaxprs_in_params
 
 from kernels_pallas.blocks import vary_over, varying_axes
 from kernels_pallas.records import TokenStats
 
 LossFn = Callable[..., Array]  # (log_prob [], entropy [] or None, aux of scalars) -> loss []
 REDUCTIONS = ("reduce", "arg", "cum", "sort")
+ELEMENTWISE = "reduce_precision"  # which is named like one of them
 
 
 def check_aux(aux: Any, num_rows: int) -> Any:
@@ -32,19 +34,21 @@ def check_aux(aux: Any, num_rows: int) -> Any:
 def check_loss(
     loss_fn: LossFn, entropy: bool, aux: Any, axes: frozenset[str]
 ) -> tuple[LossFn, list[Array], frozenset[str]]:
-    """The loss of one token with what it closes over as further arguments, these, and mesh axes.
+    """The loss of one token with what is traced around it as further arguments, these, and axes.
 
     The axes are those given, over which the numbers of a token vary inside a `shard_map`, and those
-    of what the loss closes over.
+    of what the loss closes over. That includes integers: a rule of differentiation must not close
+    over what is traced, as its parts run after the trace has ended.
 
     Raises:
         ValueError: if it does not take scalars, gives anything but a number, or reduces.
     """
-    number, scalars = jnp.zeros(()), jax.tree.map(lambda x: jnp.zeros((), x.dtype), aux)
+    number = jnp.zeros((), jnp.float32)
+    scalars = jax.tree.map(lambda x: jnp.zeros((), x.dtype), aux)
     arguments = vary_over((number, number if entropy else None, scalars), axes)
     refused = "loss_fn must be elementwise, from the numbers of one token to one number"
     try:
-        jaxpr, result = jax.make_jaxpr(loss_fn, return_shape=True)(*arguments)
+        closed, result = jax.make_jaxpr(loss_fn, return_shape=True)(*arguments)
     except (TypeError, ValueError, IndexError) as error:
         first = str(error).strip().split("\n")[0]
         raise ValueError(f"{refused}; it raised {type(error).__name__}: {first}") from error
@@ -53,19 +57,29 @@ def check_loss(
         raise ValueError(f"{refused}; it returned shape {shapes}")
     if not jnp.issubdtype(result.dtype, jnp.floating):
         raise ValueError(f"{refused}; it returned {result.dtype}")
-    if reduction := reduction_of_scalars(jaxpr.jaxpr):
+    if reduction := reduction_of_scalars(closed.jaxpr):
         raise ValueError(f"{refused}; it reduces over tokens with {reduction}")
-    converted, consts = jax.closure_convert(loss_fn, *arguments)
-    if more := varying_axes(consts) - axes:
+    traced = [x for x in closed.consts if isinstance(x, Tracer)]
+    if more := varying_axes(traced) - axes:
         return check_loss(loss_fn, entropy, aux, axes | more)
-    return converted, vary_over(list(consts), axes), axes
+    jaxpr = closed.jaxpr
+    kept = [None if isinstance(x, Tracer) else x for x in closed.consts]
+
+    def converted(log_prob: Array, entropy: Array | None, aux: Any, *traced: Array) -> Array:
+        given = iter(traced)
+        consts = [next(given) if x is None else x for x in kept]
+        numbers = jax.tree.leaves((log_prob, entropy, aux))
+        return jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))(*numbers)[0]
+
+    return converted, vary_over(traced, axes), axes
 
 
 def reduction_of_scalars(jaxpr: Any) -> str:
-    """The name of a reduction whose operand has no axis, or an empty string."""
+    """The name of a reduction of one number, or an empty string."""
     for equation in jaxpr.eqns:
         name = equation.primitive.name
-        if name.startswith(REDUCTIONS) and equation.invars[0].aval.shape == ():
+        reduces = name.startswith(REDUCTIONS) and name != ELEMENTWISE
+        if reduces and equation.invars[0].aval.size == 1:
             return name
         for inner in jaxprs_in_params(equation.params):
             if found := reduction_of_scalars(inner):
@@ -79,7 +93,7 @@ def total_loss(
     """The sum of the losses of unmasked rows, float32 []."""
 
     def one(log_prob: Array, entropy: Array | None, aux: Any) -> Array:
-        return loss_fn(log_prob, entropy, aux, *consts).astype(jnp.float32)
+        return jnp.asarray(loss_fn(log_prob, entropy, aux, *consts), jnp.float32)
 
     if mask is None:
         return jnp.sum(jax.vmap(one)(stats.log_probs, stats.entropy, aux))

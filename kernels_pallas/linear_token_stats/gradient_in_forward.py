@@ -40,7 +40,7 @@ class Gradients(NamedTuple):
     unembedding: Array  # [D, V]
     bias: Array | None
     aux: list[Array]  # [N], of the leaves that are floats, in the order of the walk
-    consts: list[Array]
+    consts: list[Array]  # likewise
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -84,7 +84,7 @@ def _forward(
             state = update(state, new, chosen - first)
             return state, write(logits, new, first, 1)
 
-        state = begin(block.size, static.entropy), jnp.zeros((block.size, num_tokens))
+        state = begin(block.size, static.entropy), jnp.zeros((block.size, num_tokens), jnp.float32)
         state, logits = over_vocabulary(
             num_tokens, blocks.vocabulary, score, vary_like(state, inputs)
         )
@@ -114,27 +114,26 @@ def _forward(
         d_rows, d_unembedding, d_bias = over_vocabulary(
             num_tokens, blocks.vocabulary, spread, (d_rows, gradients.unembedding, gradients.bias)
         )
-        floats = [x for x in jax.tree.leaves(d_aux) if x.dtype != jax.dtypes.float0]
         gradients = Gradients(
             block.put(gradients.hidden, d_rows),
             d_unembedding,
             d_bias,
-            [block.put(x, block.of(x) + y) for x, y in zip(gradients.aux, floats)],
-            [x + y for x, y in zip(gradients.consts, d_consts)],
+            [block.put(x, block.of(x) + y) for x, y in zip(gradients.aux, floats(d_aux, aux))],
+            [x + y for x, y in zip(gradients.consts, floats(d_consts, consts))],
         )
         results = jax.tree.map(block.put, results, stats)
         return total + loss, results, gradients
 
-    zeros = jnp.zeros(num_rows)
+    zeros = jnp.zeros(num_rows, jnp.float32)
     carry = (
-        jnp.zeros(()),
+        jnp.zeros((), jnp.float32),
         TokenStats(zeros, zeros if static.entropy else None, zeros),
         Gradients(
-            jnp.zeros(hidden.shape),
-            jnp.zeros((hidden.shape[1], num_tokens)),
-            None if bias is None else jnp.zeros(num_tokens),
-            [zeros for _ in float_leaves(aux)],
-            [jnp.zeros(x.shape) for x in consts],
+            jnp.zeros(hidden.shape, jnp.float32),
+            jnp.zeros((hidden.shape[1], num_tokens), jnp.float32),
+            None if bias is None else jnp.zeros(num_tokens, jnp.float32),
+            [zeros for _ in floats(aux, aux)],
+            [jnp.zeros(x.shape, jnp.float32) for x in floats(consts, consts)],
         ),
     )
     carry = vary_like(carry, inputs, aux, consts)
@@ -144,17 +143,20 @@ def _forward(
     return (total, results), (gradients, order, like)
 
 
-def float_leaves(tree: Any) -> list[Array]:
-    return [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+def is_float(x: Array) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def floats(tree: Any, like: Any) -> list[Array]:
+    """The leaves of a tree where those of another, which is of the same form, are floats."""
+    return [x for x, y in zip(jax.tree.leaves(tree), jax.tree.leaves(like)) if is_float(y)]
 
 
 def add(array: Array, block: Array, first: Any, axis: int) -> Array:
     return write(array, read(array, first, block.shape[axis], axis) + block, first, axis)
 
 
-def _backward(
-    loss_fn: LossFn, static: Static, saved: Any, cotangents: Any
-) -> tuple[Any, Any, list[Array]]:
+def _backward(loss_fn: LossFn, static: Static, saved: Any, cotangents: Any) -> tuple[Any, Any, Any]:
     gradients, order, (hidden, unembedding, aux, consts) = saved
     g = cotangents[0]
 
@@ -168,14 +170,12 @@ def _backward(
         None if gradients.bias is None else g * gradients.bias,
         None,
     )
-    floats = iter(gradients.aux)
+    of_aux, of_consts = iter(gradients.aux), iter(gradients.consts)
     d_aux = jax.tree.map(
-        lambda x: (
-            scale(order.unsort(next(floats)), x) if jnp.issubdtype(x.dtype, jnp.floating) else None
-        ),
-        aux,
+        lambda x: scale(order.unsort(next(of_aux)), x) if is_float(x) else None, aux
     )
-    return inputs, d_aux, [scale(x, y) for x, y in zip(gradients.consts, consts)]
+    d_consts = [scale(next(of_consts), x) if is_float(x) else None for x in consts]
+    return inputs, d_aux, d_consts
 
 
 total_and_stats.defvjp(_forward, _backward)

@@ -87,7 +87,7 @@ def linear_policy_loss(
         *("xla" if implementation == "auto" else implementation, config, interpret),
     )
     num_rows = len(call.inputs[0])
-    require_positive("denominator", denominator)
+    denominator = require_positive("denominator", denominator)
     aux = check_aux(aux, num_rows)
     axes = varying_axes(call.inputs, aux) - {vocab_axis}
     loss_of_one, consts, axes = check_loss(loss_fn, entropy, aux, axes)

@@ -57,7 +57,7 @@ def forward(
         stats = finish(over_vocabulary(num_tokens, blocks.vocabulary, step, state))
         return jax.tree.map(block.put, results, stats)
 
-    zeros = jnp.zeros(num_rows)
+    zeros = jnp.zeros(num_rows, jnp.float32)
     results = ShardStats(zeros, zeros, zeros, zeros if static.entropy else None)
     results = vary_like(results, hidden, unembedding, tokens, bias)
     results = over_rows(num_rows, blocks.rows, order.count, visit, results)
@@ -113,7 +113,10 @@ def backward(
             d_weights += matmul(read(flipped, block.first, block.size, 1), dz, (1, 0))
             return block.put(d_hidden, d_rows), d_weights, d_offset
 
-        zeros = (jnp.zeros((width, size)), None if bias is None else jnp.zeros(size))
+        zeros = (
+            jnp.zeros((width, size), jnp.float32),
+            None if bias is None else jnp.zeros(size, jnp.float32),
+        )
         inner = (d_hidden, *vary_like(zeros, hidden, unembedding, a, bias))
         d_hidden, d_weights, d_offset = over_rows(num_rows, blocks.rows, order.count, visit, inner)
         d_weights = turned(d_weights) if static.transposed else d_weights
@@ -122,9 +125,9 @@ def backward(
         return d_hidden, d_unembedding, None if bias is None else write(d_bias, d_offset, first, 0)
 
     zeros = (
-        jnp.zeros(hidden.shape),
+        jnp.zeros(hidden.shape, jnp.float32),
         as_bits(jnp.zeros_like(unembedding)),
-        None if bias is None else jnp.zeros(num_tokens),
+        None if bias is None else jnp.zeros(num_tokens, jnp.float32),
     )
     zeros = vary_like(zeros, hidden, unembedding, a, bias)
     d_hidden, d_unembedding, d_bias = over_vocabulary(num_tokens, blocks.vocabulary, step, zeros)

@@ -57,12 +57,13 @@ def token_stats(
     """
     logits = checks.require_matrix("logits", logits, "[N, V]")
     tokens = checks.require_tokens(tokens, len(logits))
-    inverse = lax.stop_gradient(1.0 / checks.require_temperature(temperature))
+    inverse = lax.stop_gradient(1.0 / checks.require_positive("temperature", temperature))
     chosen = choose(
         "token_stats", implementation, dtype=logits.dtype, shape=logits.shape, interpret=interpret
     ).implementation
     if chosen == "reference" or not len(logits):
         return stats_of_logits(logits.astype(jnp.float32) * inverse, tokens)
+    checks.require_local(logits=logits, tokens=tokens)
     inputs = (vary_like(logits, logits, tokens, inverse), tokens, inverse)
     return _stats(load("token_stats", chosen), Static(False, None, True, None, interpret), inputs)
 

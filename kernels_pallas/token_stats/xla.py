@@ -47,7 +47,7 @@ def forward(logits: Array, tokens: Array, inverse_temperature: Array, static: St
         stats = finish(over_vocabulary(num_tokens, blocks.vocabulary, step, state))
         return jax.tree.map(block.put, results, stats)
 
-    zeros = jnp.zeros(num_rows)
+    zeros = jnp.zeros(num_rows, jnp.float32)
     results = ShardStats(zeros, zeros, zeros, zeros if static.entropy else None)
     results = vary_like(results, logits, tokens)
     return over_rows(num_rows, blocks.rows, None, visit, results)

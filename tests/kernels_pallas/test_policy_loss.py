@@ -152,10 +152,36 @@ def test_bfloat16_gradients_are_summed_in_float32():
         assert error < 2**-8, error
 
 
+def test_loss_closes_over_traced_integers():
+    hidden, matrix, _, tokens, aux = arrays()
+
+    def losses(hidden, total):
+        """With the step in the loss, in a loop that is differentiated as a whole."""
+
+        def step(carry, number):
+            each = lambda log_prob, _, weight: -log_prob * weight * number  # noqa: E731
+            return carry + total(hidden, each), None
+
+        return jax.lax.scan(jax.checkpoint(step), 0.0, jnp.arange(3))[0]
+
+    def ours(hidden, each):
+        return linear_policy_loss(hidden, matrix, tokens, aux["old"], each, entropy=False)[0]
+
+    def plain(hidden, each):
+        stats = linear_token_stats(hidden, matrix, tokens, implementation="reference")
+        return jnp.sum(each(stats.log_probs, None, aux["old"]))
+
+    got, want = (
+        jax.jit(jax.grad(losses), static_argnums=1)(hidden, total) for total in (ours, plain)
+    )
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
 REFUSED = {
     "a mean": (lambda lp, h, a: jnp.mean(lp * a), "it reduces over tokens with reduce_sum"),
     "whitening": (lambda lp, h, a: lp * (a - a.mean()) / a.std(), "it reduces over tokens"),
     "a maximum": (lambda lp, h, a: lp - jnp.max(lp), "it reduces over tokens with reduce_max"),
+    "a median": (lambda lp, h, a: jnp.median(lp), "it reduces over tokens"),
     "neighbours": (lambda lp, h, a: lp[1:] - lp[:-1], "it raised IndexError"),
     "a softmax": (lambda lp, h, a: jax.nn.softmax(lp * a), "must be elementwise"),
     "whole arrays": (lambda lp, h, a: lp * jnp.ones(N), r"it returned shape \(13,\)"),
@@ -172,6 +198,15 @@ def test_what_is_not_elementwise_is_refused(name):
     with pytest.raises(ValueError, match=message) as error:
         linear_policy_loss(hidden, matrix, tokens, aux["advantages"], loss)
     assert "\n" not in str(error.value)
+
+
+def test_what_is_elementwise_is_not_refused():
+    hidden, matrix, _, tokens, _ = arrays()
+    rounded = lambda lp, h, a: jax.lax.reduce_precision(lp, 8, 7)  # noqa: E731
+    for loss in (rounded, lambda *_: 0.0):
+        jax.eval_shape(
+            lambda x, loss=loss: linear_policy_loss(x, matrix, tokens, None, loss), hidden
+        )
 
 
 @pytest.mark.errors
