@@ -23,9 +23,10 @@ def categorical_kl(
 ) -> Array:
     """KL(p‖q) = Σ_v p_v (log p_v - log q_v) of each row, in nats, from logits that exist.
 
-    Differentiable in both, in reverse mode and once: with g the gradient of a row's divergence,
-    dz_p = g p (log p - log q - KL) and dz_q = g (q - p). About 10NV flops and as many bytes as both
-    logits have forward; nothing of size [N, V] is made but the gradients.
+    Differentiable in both, in reverse mode and once (`reference`: any number of times): with g the
+    gradient of a row's divergence, dlogits_p = g p (log p - log q - KL), dlogits_q = g (q - p).
+    About 10NV flops and as many bytes as both logits have forward, twice these bytes backward;
+    nothing of size [N, V] is made but the gradients.
 
     Args:
         logits_p: [N, V], float32 or bfloat16; -inf is probability 0, and adds nothing.
@@ -45,6 +46,8 @@ def categorical_kl(
         >>> p, q = jnp.array([[0.0, -jnp.inf]]), jnp.array([[0.0, 0.0]])
         >>> round(categorical_kl(p, q).item(), 4), categorical_kl(q, p).item()
         (0.6931, inf)
+
+    Source: the formulas are elementary; the walk over blocks is that of `divergence`.
     """
     logits_p = checks.require_matrix("logits_p", logits_p, "[N, V]")
     logits_q = checks.require_matrix("logits_q", logits_q, "[N, V]")

@@ -37,18 +37,25 @@ def linear_token_stats(
         dz_v = p_v (g_logsumexp - g_log_probs - g_entropy (log p_v + entropy))
                + 1[v = token] g_log_probs
 
-    2NDV flops forward and 6NDV backward (`pallas_tpu`: 8NDV), and no more memory than the
-    gradients, a few [N] and a few blocks. Logits, sums and results are float32 whatever comes in.
-    Held constant: the temperature.
+    2NDV flops forward and 6NDV backward (`pallas_tpu`: 8NDV). Forward the unembedding is read once
+    per block of rows ("xla": 1024), backward hidden and its gradient once per block of the
+    vocabulary ("xla": 512; `pallas_*` choose by the chip). Beyond arguments and gradients the
+    memory is a few [N], a few blocks, hidden transposed and its gradient in float32, and for
+    bfloat16 in "xla" the gradient of the unembedding once more: 4 to 10 bytes per number of hidden
+    and at most 2 per number of the unembedding. Logits, sums and results are float32 whatever
+    comes in. Held constant: the temperature.
+
+    Rows that are split over devices belong into `shard_map`: under `jit` alone XLA gathers them,
+    and every device computes all of them.
 
     Args:
         hidden: [N, D], float32 or bfloat16.
         unembedding: [D, V], or [V, D]; read as [D, V] if D = V. Of hidden's dtype. Neither layout
             is copied.
-        tokens: [N] integers in [0, V). Others have log-probability -inf, without gradient; entropy
-            and logsumexp do not depend on the token.
+        tokens: [N] integers in [0, V), of any width. Others have log-probability -inf, without
+            gradient; entropy and logsumexp do not depend on the token.
         temperature: above 0, a scalar, may be traced.
-        softcap: above 0; None is none.
+        softcap: above 0 and finite, not traced; None is none.
         bias: [V]; -inf forbids a token (not with a softcap, which bounds it like any other number).
             A row in which all are forbidden has log_probs and logsumexp -inf, entropy 0 and no
             gradient.
@@ -59,15 +66,18 @@ def linear_token_stats(
             unembedding and bias are this device's V / K columns, tokens count over all of them.
             Costs two all-reduces of a few [N], and one of the gradient of hidden.
         implementation: "auto", "reference", "xla", "pallas_tpu" or "pallas_gpu"; see `choose`.
-        config: block sizes, of the type that the implementation defines; None is its own choice.
+        config: block sizes: `Blocks` of "xla", `mosaic.Config` of "pallas_tpu",
+            `gpu_blocks.GpuBlocks` of "pallas_gpu"; None is the implementation's own choice.
         interpret: True runs the Pallas kernels anywhere, slowly; or Pallas's InterpretParams.
 
     Returns:
         TokenStats of float32 [N]; entropy is None with entropy=False.
 
     Raises:
-        ValueError: if shapes or dtypes do not fit, temperature or softcap is not above 0, or the
-            implementation is unknown or cannot run here.
+        ValueError: if shapes or dtypes do not fit, temperature or softcap is not above 0,
+            vocab_axis is no axis of a `shard_map` around the call, rows are split over explicit
+            mesh axes, config is of another implementation, or the implementation is unknown or
+            cannot run here.
 
     Example:
         >>> stats = linear_token_stats(jnp.zeros((1, 3)), jnp.ones((3, 4)), jnp.array([2]))

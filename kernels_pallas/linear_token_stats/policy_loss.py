@@ -48,14 +48,17 @@ def linear_policy_loss(
 
         dz_v = g (1[v = token] f' - p_v (f' + f'' (log p_v + entropy)))
 
-    Only g is not known in the forward pass, and it is one number. 6NDV flops and memory for blocks
-    and the gradients, with "xla" and without vocab_axis; otherwise those of `linear_token_stats`.
+    Only g is not known in the forward pass, and it is one number. With "xla" and without vocab_axis
+    6NDV flops, and memory for the gradients in float32, hidden once more and the logits of a block
+    of rows: [512, V] float32 on a CPU, [2048, V] elsewhere. Blocks of rows read the unembedding,
+    and add to its gradient, once each. Otherwise the costs are those of `linear_token_stats`.
 
     Args:
         hidden, unembedding, tokens: as in `linear_token_stats`.
         aux: a pytree of arrays [N], such as advantages and behaviour log-probabilities.
         loss_fn: (log_prob [], entropy [] or None, aux of scalars) -> loss [], float. It may close
-            over traced numbers, not over arrays [N]: these are what aux is for.
+            over numbers and tables, traced or not, but not over arrays [N]: these are what aux is
+            for. Tokens that are not in the vocabulary have a log-probability of -inf: mask them.
         denominator: above 0, a scalar, may be traced: the number of tokens in the whole batch, so
             that micro-batches add up.
         temperature, softcap, bias, mask, vocab_axis, interpret: as in `linear_token_stats`.
@@ -67,8 +70,9 @@ def linear_policy_loss(
         loss, float32 [], and the TokenStats it was made of, without gradient, for metrics.
 
     Raises:
-        ValueError: as `linear_token_stats`; if a leaf of aux is not [N]; if loss_fn is not
-            elementwise: it does not take scalars, does not give one number, or reduces.
+        ValueError: as `linear_token_stats`; if a leaf of aux is not [N], or the denominator is not
+            a number above 0; if loss_fn is not elementwise: it does not take scalars, does not give
+            one number, or reduces one.
 
     Example:
         >>> hidden, unembedding, tokens = jnp.zeros((2, 3)), jnp.ones((3, 4)), jnp.array([0, 1])

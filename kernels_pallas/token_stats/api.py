@@ -31,9 +31,14 @@ def token_stats(
     z = logits / temperature; logsumexp = log Σ_v exp z_v, log_probs = z_token - logsumexp,
     entropy = logsumexp - Σ_v p_v z_v.
 
-    The gradient is that of `linear_token_stats` at the logits. About 8NV flops and as many bytes
-    as the logits have forward, twice these bytes backward; nothing of size [N, V] is made but the
-    gradient. Held constant: the temperature.
+    Differentiable in logits, in reverse mode and once (`reference`: any number of times), with
+    p = exp(z - logsumexp) and g_* the gradients of the three results:
+
+        dlogits_v = (p_v (g_logsumexp - g_log_probs - g_entropy (log p_v + entropy))
+                     + 1[v = token] g_log_probs) / temperature
+
+    About 8NV flops and as many bytes as the logits have forward, twice these bytes backward;
+    nothing of size [N, V] is made but the gradient. Held constant: the temperature.
 
     Args:
         logits: [N, V], float32 or bfloat16; -inf forbids a token. A row of nothing but -inf has
@@ -54,6 +59,8 @@ def token_stats(
         >>> logits = jnp.array([[0.0, 0.0, -jnp.inf]])
         >>> [round(x.item(), 4) for x in token_stats(logits, jnp.array([1]))]  # log 2 = .6931
         [-0.6931, 0.6931, 0.6931]
+
+    Source: the formulas are elementary; the walk over blocks is that of `online`.
     """
     logits = checks.require_matrix("logits", logits, "[N, V]")
     tokens = checks.require_tokens(tokens, len(logits))
