@@ -208,7 +208,7 @@ class Ring(NamedTuple):
         def tile(t: Any, _: None) -> None:
             before = t * total
             for i, product in enumerate(products):
-                copy(product, *refs[2 * i : 2 * i + 2], t, before)
+                copy(product, refs[2 * i], refs[2 * i + 1], t, before)
                 before += product.steps
 
         lax.fori_loop(0, tiles, tile, None)
