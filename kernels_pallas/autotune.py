@@ -64,7 +64,7 @@ def best(
             return float("inf")
 
     own = form_for(blocks, options.get("interpret", False))
-    if case.kernel == "linear_token_stats" and own != "triton":
+    if linear and case.dtype == "bfloat16" and own != "triton":
         forms = [blocks._replace(form=form) for form in (own, "triton")]
         blocks = min(forms, key=lambda form: time_of(form, backward=False))
     parts = ("forward", "gradient", "product") if linear else ("forward", "gradient")

@@ -97,7 +97,7 @@ def blocks_of(config: Any, operation: str, dtype: str) -> GpuBlocks:
         _require("splits", blocks.splits, "whole", 1)
     if blocks.chunk is not None:
         _require("chunk", blocks.chunk, "a multiple of 16", 16)
-    forms = FORMS if operation == "linear_token_stats" else FORMS[:1]
+    forms = FORMS if linear else FORMS[:1]
     if blocks.form not in (None, *forms):
         raise ValueError(f"form of {operation} must be one of {forms}, got {blocks.form!r}")
     return blocks

@@ -1,6 +1,7 @@
 """The divergence of two models' tokens straight from hidden states, on NVIDIA cards.
 
-In the Triton form of Pallas: forward 2NV(Dp + Dq) flops, no logit leaves the chip; backward
+In the Triton form of Pallas, and in bfloat16 on Hopper and Blackwell in its Mosaic GPU form, but
+for the products of the backward pass. Forward 2NV(Dp + Dq) flops, no logit leaves the chip; backward
 6NV(Dp + Dq) flops, 2NV(3Dp + Dq) with q held fixed, with the gradients of the logits for one chunk
 of the vocabulary at a time.
 """
@@ -13,7 +14,14 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from kernels_pallas import gpu_triton as tr
-from kernels_pallas.gpu_blocks import GpuBlocks, Tiles, blocks_of, chunk_columns, splits_for
+from kernels_pallas.gpu_blocks import (
+    GpuBlocks,
+    Tiles,
+    blocks_of,
+    chunk_columns,
+    form_for,
+    splits_for,
+)
 from kernels_pallas.gpu_cards import current
 from kernels_pallas.gpu_divergence import RunningKL, combine_kl, kl_gradients
 from kernels_pallas.gpu_products import multiply_hidden_gradient, multiply_unembedding_gradient
@@ -24,6 +32,16 @@ Pair = tuple[Array, Array]  # hidden [N, D], unembedding [D, V] or [V, D]
 
 def _blocks(pair: Pair, static: KLStatic) -> GpuBlocks:
     return blocks_of(static.config, "linear_kl", str(pair[0].dtype))
+
+
+def _mosaic(pair_p: Pair, pair_q: Pair, static: KLStatic) -> Any:
+    """The Mosaic GPU kernels where they are to run, else None."""
+    form = form_for(_blocks(pair_p, static), static.interpret)
+    if form == "triton":
+        return None
+    from kernels_pallas.linear_kl.pallas_gpu_mosaic import kernels
+
+    return kernels(form, pair_p, pair_q, static)
 
 
 def _vocabulary(pair: Pair, transposed: bool) -> int:
@@ -49,6 +67,8 @@ def forward(pair_p: Pair, pair_q: Pair, static: KLStatic) -> KLStats:
     row_blocks, vocab_blocks = pl.cdiv(num_rows, tiles.rows), pl.cdiv(vocabulary, tiles.columns)
     splits = blocks.splits or splits_for(row_blocks, vocab_blocks, current())
     splits = min(splits, vocab_blocks)
+    if mosaic := _mosaic(pair_p, pair_q, static):
+        return combine_kl(mosaic.forward(pair_p, pair_q, static, blocks.splits))
 
     def kernel(*refs):
         i, part = pl.program_id(0), pl.program_id(1)
@@ -80,12 +100,15 @@ def backward(pair_p: Pair, pair_q: Pair, stats: KLStats, cotangent: Array, stati
     num_rows, vocabulary = pair_p[0].shape[0], _vocabulary(pair_p, static.transposed_p)
     blocks = _blocks(pair_p, static)
     size = pair_p[0].dtype.itemsize * len(static.sides)
-    chunk = blocks.chunk or chunk_columns(num_rows, vocabulary, size, blocks.gradient.columns)
+    gradients, multiple = _logits_gradients, blocks.gradient.columns
+    if mosaic := _mosaic(pair_p, pair_q, static):
+        gradients, multiple = mosaic.gradient, mosaic.columns
+    chunk = blocks.chunk or chunk_columns(num_rows, vocabulary, size, multiple)
     sides = static.wanted(((pair_p, static.transposed_p), (pair_q, static.transposed_q)))
 
     def step(i: Any, carry: tuple[Pair, ...]) -> tuple[Pair, ...]:
         first = jnp.reshape(jnp.asarray(i * chunk, jnp.int32), (1,))
-        d_logits = _logits_gradients(pair_p, pair_q, stats, cotangent, first, chunk, static)
+        d_logits = gradients(pair_p, pair_q, stats, cotangent, first, chunk, static)
 
         def multiply(side: Any, d_z: Array, before: Pair) -> Pair:
             (hidden, unembedding), transposed = side

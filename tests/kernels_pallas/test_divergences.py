@@ -32,8 +32,13 @@ def pair(shape, width, dtype, seed, kind):
     return hidden * {"peaked": 16, "flat": 2.0**-10}.get(kind, 1), matrix
 
 
-def check_linear_kl(run, shape, dtype, kinds=KINDS, transposed=(False, False), of="forward"):
-    """Values and all four gradients; one program for all kinds of logits."""
+def check_linear_kl(
+    run, shape, dtype, kinds=KINDS, transposed=(False, False), of="forward", apart=8
+):
+    """Values and all four gradients; one program for all kinds of logits.
+
+    The hidden states of q are wider by `apart`.
+    """
 
     def total(pairs, weights):
         kl = run(*pairs, kind=of)
@@ -42,7 +47,7 @@ def check_linear_kl(run, shape, dtype, kinds=KINDS, transposed=(False, False), o
     slopes_of = in_numpy(jax.jit(jax.grad(total, has_aux=True)))
     g = np.float32(np.random.default_rng(2).normal(size=shape.rows))
     for kind in kinds:
-        widths = shape.width, shape.width + 8
+        widths = shape.width, shape.width + apart
         pairs = [pair(shape, width, dtype, i, kind) for i, width in enumerate(widths)]
         given = [
             (h.astype(jnp.dtype(dtype)), (w.T if flip else w).astype(jnp.dtype(dtype)))

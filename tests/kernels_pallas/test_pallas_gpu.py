@@ -23,7 +23,8 @@ LONG_BLOCKS = GpuBlocks(LONG, LONG, WIDE, splits=2, chunk=1 << 16, form="triton"
 
 def run_of(kernel, config=SMALL_BLOCKS):
     options = {"config": config} if "linear" in kernel else {}
-    return jitted_kernel(kernel, implementation="pallas_gpu", interpret=True, **options)
+    run = jitted_kernel(kernel, implementation="pallas_gpu", **options)
+    return lambda *arrays, interpret=True, **given: run(*arrays, interpret=interpret, **given)
 
 
 STATS, KL = run_of("linear_token_stats"), run_of("linear_kl")
@@ -133,16 +134,28 @@ def test_linear_kl_of_bfloat16_in_reverse():
 
 
 # On 0.12 alone, and at few shapes: interpreted, each thread of these kernels is one of Python's.
-MOSAIC = {
-    form: run_of("linear_token_stats", SMALL_BLOCKS._replace(form=form, chunk=256, splits=2))
-    for form in ("hopper", "blackwell")
-}
+FORMS = "hopper", "blackwell"
 NEEDS_MOSAIC = pytest.mark.skipif(not HAS_MOSAIC, reason="Mosaic GPU kernels need jax 0.12")
+
+
+def mosaic_run_of(kernel, form, races=False, **config):
+    run = run_of(kernel, SMALL_BLOCKS._replace(form=form, **config))
+    if not races:
+        return run
+    from jax.experimental.pallas import mosaic_gpu
+
+    detecting = mosaic_gpu.InterpretGPUParams(
+        detect_races=True, out_of_bounds_reads="uninitialized", uninitialized_memory="zero"
+    )
+    return lambda *arrays, **options: run(*arrays, **options, interpret=detecting)
+
+
+MOSAIC = {form: mosaic_run_of("linear_token_stats", form, chunk=256, splits=2) for form in FORMS}
 
 
 @NEEDS_MOSAIC
 @pytest.mark.slow
-@pytest.mark.parametrize("form", MOSAIC)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     ("shape", "transposed", "softcap"),
     [(Shape(200, 64, 320), False, None), (Shape(72, 128, 600), True, 5.0)],
@@ -154,26 +167,28 @@ def test_mosaic(form, shape, transposed, softcap):
 
 @NEEDS_MOSAIC
 @pytest.mark.slow
-@pytest.mark.parametrize("form", MOSAIC)
+@pytest.mark.parametrize("form", FORMS)
 def test_mosaic_without_races_in_a_ring_that_goes_round(form):
     """Five blocks of each tile in four buffers, and five tiles in two accumulators."""
-    from jax.experimental.pallas import mosaic_gpu
-
-    detecting = mosaic_gpu.InterpretGPUParams(
-        detect_races=True, out_of_bounds_reads="uninitialized", uninitialized_memory="zero"
-    )
-    run = jitted_kernel(
-        "linear_token_stats",
-        implementation="pallas_gpu",
-        interpret=detecting,
-        config=SMALL_BLOCKS._replace(form=form, chunk=1280, splits=1),
-    )
+    run = mosaic_run_of("linear_token_stats", form, races=True, chunk=1280, splits=1)
     stats.check(run, Shape(8, 320, 1280), "bfloat16", [("usual", 1.0)])
 
 
 @NEEDS_MOSAIC
 @pytest.mark.slow
-@pytest.mark.parametrize("form", MOSAIC)
+@pytest.mark.parametrize(
+    ("form", "shape", "transposed"),
+    [("hopper", Shape(72, 64, 600), True), ("blackwell", Shape(136, 128, 448), False)],
+)
+def test_mosaic_linear_kl_without_races(form, shape, transposed):
+    run = mosaic_run_of("linear_kl", form, races=True, chunk=256, splits=2)
+    kinds = ["usual", "hugely negative"]
+    divergences.check_linear_kl(run, shape, "bfloat16", kinds, (transposed,) * 2, apart=64)
+
+
+@NEEDS_MOSAIC
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
 def test_mosaic_with_masked_rows(form):
     """Blocks without a row that counts are not touched: there is NaN in them."""
     shape = Shape(392, 64, 320)
