@@ -1,10 +1,10 @@
 """Products tile by tile with an epilogue, on Blackwell's matrix units (tcgen05).
 
-A program has two warpgroups. In one, a warp copies: the tensor memory accelerator brings blocks of
-both operands into a ring of buffers, across the ends of tiles; another warp multiplies, into one
-of two accumulators in tensor memory, 128 x 256 each, which is all of it. The other warpgroup
-treats the tile in one accumulator while the next is made in the other: a thread has one row, so
-that sums and maxima over a row need no other thread.
+A program has three warpgroups. One only copies: the tensor memory accelerator brings blocks of
+both operands into a ring of buffers, across the ends of tiles. One multiplies, into one of two
+accumulators in tensor memory, 128 x 256 each, which is all of it. The third treats the tile in one
+accumulator while the next is made in the other. (One warp could copy and another of the same
+warpgroup multiply, but `shard_map` that checks which axes values vary over has no `warp_map`.)
 
 Two multiprocessors that share a product (collective_axis) would read each factor half as often;
 the interpreter of jax 0.12, which is what checks these kernels, does not have that.
@@ -33,6 +33,7 @@ from kernels_pallas.gpu_mosaic import (
 NAME = "blackwell"
 GROUPS = Warpgroups(1, plgpu.Layout.TCGEN05, width=64)
 ACCUMULATORS = 2
+TREATS, COPIES, MULTIPLIES = range(3)  # the warpgroups
 
 
 def call(
@@ -93,20 +94,19 @@ def call(
                 before += product.steps
             plgpu.tcgen05_commit_arrive(made.at[which])
 
-        @pl.when(group == GROUPS.count)
-        def _copy_and_multiply():
-            @plgpu.warp_map
-            def _(warp):
-                @pl.when(warp == 0)
-                def _():
-                    ring.fill(products, factors, i * ROWS, first[0] + begin * columns, end - begin)
+        @pl.when(group == COPIES)
+        def _copy():
+            plgpu.set_max_registers(40, action="decrease")
+            ring.fill(products, factors, i * ROWS, first[0] + begin * columns, end - begin)
 
-                @pl.when(warp == 1)
-                def _():
-                    lax.fori_loop(0, end - begin, make, None)
+        @pl.when(group == MULTIPLIES)
+        def _multiply():
+            plgpu.set_max_registers(40, action="decrease")
+            lax.fori_loop(0, end - begin, make, None)
 
-        @pl.when(group < GROUPS.count)
+        @pl.when(group == TREATS)
         def _treat():
+            plgpu.set_max_registers(232, action="increase")
             row = i * ROWS
             mine = [*refs, *(ref.at[0] for ref in scratch)]
 
@@ -144,7 +144,7 @@ def call(
         ),
         grid=(parts, pl.cdiv(products[0].lhs.shape[0], ROWS)),
         grid_names=("parts", "rows"),
-        num_threads=GROUPS.count + 1,
+        num_threads=3,
         thread_name="group",
         compiler_params=PARAMS,
         interpret=interpret,
