@@ -29,14 +29,16 @@ class Program(NamedTuple):
     kernel: str
     direction: str  # forward or backward
     dtype: str
-    variant: str  # "[D,V]", "[V,D]", the same with "options" (mask, bias, softcap, ragged), or ""
+    variant: str  # "[D,V]", "[V,D]"; with "options" (mask, bias, softcap, ragged), "rows split"
 
     def name(self) -> str:
         return " ".join(part for part in self if part)
 
 
 def programs() -> list[Program]:
-    listed = []
+    split = "[V,D] rows split"  # over two cards, by shard_map
+    kernels = "linear_token_stats", "linear_kl"
+    listed = [Program(kernel, "forward", "bfloat16", split) for kernel in kernels]
     for direction in ("forward", "backward"):
         for variant in ("[D,V]", "[V,D]", "[D,V] options", "[V,D] options"):
             listed.append(Program("linear_token_stats", direction, "bfloat16", variant))
@@ -150,17 +152,26 @@ def _compile(program: Program, card: str) -> Any:
     from jax.experimental import topologies
     from jax.sharding import NamedSharding, PartitionSpec
 
+    split = "rows split" in program.variant
+    cards = 2 if split else 1
     topology = topologies.get_topology_desc(
         platform="cuda",
         topology_name=card,
         target_config=(TARGETS / f"{card}.txtpb").read_text(),
-        topology="1x1x1",
+        topology=f"1x1x{cards}",
     )
-    mesh = topologies.make_mesh(topology, (1,), ("x",))
-    everywhere = NamedSharding(mesh, PartitionSpec())
+    mesh = topologies.make_mesh(topology, (cards,), ("x",))
     function, arguments = _inputs(program)
+    rows, whole = PartitionSpec("x"), PartitionSpec()
+    specs = jax.tree.map(
+        lambda x: rows if split and x.shape[:1] == (NUM_ROWS,) else whole, arguments
+    )
+    if split:
+        function = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=rows)
     arguments = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), arguments
+        lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)),
+        arguments,
+        specs,
     )
     # The abstract mesh tells the kernels which card they are traced for.
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):

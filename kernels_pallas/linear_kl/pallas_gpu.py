@@ -1,7 +1,7 @@
 """The divergence of two models' tokens straight from hidden states, on NVIDIA cards.
 
-In the Triton form of Pallas, and in bfloat16 on Hopper and Blackwell in its Mosaic GPU form, but
-for the products of the backward pass. Forward 2NV(Dp + Dq) flops, no logit leaves the chip; backward
+In the Triton form of Pallas; in bfloat16 on Hopper and Blackwell in its Mosaic GPU form, but for
+the products of the backward pass. Forward 2NV(Dp + Dq) flops, no logit leaves the chip; backward
 6NV(Dp + Dq) flops, 2NV(3Dp + Dq) with q held fixed, with the gradients of the logits for one chunk
 of the vocabulary at a time.
 """

@@ -127,7 +127,8 @@ def logits_gradients(
         [first, *(pad(vector, ROWS) for vector in (*stats, cotangent))],
         first=first,
         out=[jax.ShapeDtypeStruct((num_rows, chunk), dtype)] * sides,
-        scratch=(plgpu.SMEM((groups.count, groups.rows, width), dtype, transforms=SWIZZLE),) * sides,
+        scratch=(plgpu.SMEM((groups.count, groups.rows, width), dtype, transforms=SWIZZLE),)
+        * sides,
         interpret=interpreter(static.interpret),
         name="linear_kl_logits_gradient",
         **_tiles(num_rows, chunk, products, None),
