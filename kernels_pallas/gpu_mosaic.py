@@ -13,6 +13,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
@@ -26,11 +27,6 @@ SWIZZLE = (
     plgpu.TilingTransform((8, DEPTH)),
     plgpu.SwizzleTransform(128),
 )  # of 2 bytes
-
-PARAMS = plgpu.CompilerParams(
-    approx_math=True,
-    lowering_semantics=plgpu.LoweringSemantics.Lane,  # layouts of registers are ours to say
-)
 
 
 def interpreter(interpret: Any) -> Any:
@@ -226,3 +222,38 @@ def store_rows(values: Sequence[Array], outputs: Any, buffer: Any, part: Any, ro
     for n, output in enumerate(outputs):
         plgpu.copy_smem_to_gmem(buffer.at[n], output.at[part, pl.ds(row, buffer.shape[1])])
     plgpu.wait_smem_to_gmem(0)
+
+
+def launch(
+    kernel: Callable[..., None],
+    products: Sequence[Product],
+    operands: Sequence[Array],
+    *,
+    scratch: Any,
+    parts: int,
+    out: Any,
+    interpret: Any,
+    name: str,
+) -> Any:
+    """A program of three warpgroups for each block of rows and part of the columns.
+
+    The kernel gets the first two operands, the factors, the other operands, outputs and scratch.
+    """
+    run = plgpu.kernel(
+        kernel,
+        out_type=out,
+        scratch_types=scratch,
+        grid=(parts, pl.cdiv(products[0].lhs.shape[0], ROWS)),
+        grid_names=("parts", "rows"),
+        num_threads=3,
+        thread_name="group",
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True,
+            lowering_semantics=plgpu.LoweringSemantics.Lane,  # layouts of registers are ours to say
+        ),
+        interpret=interpreter(interpret),
+        kernel_name=name,
+    )
+    factors = [factor for product in products for factor in (product.lhs, product.rhs)]
+    with jax.enable_x64(False):  # indices have 32 bits
+        return run(*operands[:2], *factors, *operands[2:])

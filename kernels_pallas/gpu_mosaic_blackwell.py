@@ -19,7 +19,6 @@ from jax.experimental import pallas as pl
 
 from kernels_pallas.gpu_mosaic import (
     COLUMNS,
-    PARAMS,
     ROWS,
     STAGES,
     Epilogue,
@@ -27,6 +26,7 @@ from kernels_pallas.gpu_mosaic import (
     Ring,
     Warpgroups,
     columns_of,
+    launch,
     plgpu,
 )
 
@@ -132,21 +132,19 @@ def call(
     def barriers(count: int) -> Any:
         return plgpu.Barrier(num_arrivals=1, num_barriers=count, orders_tensor_core=True)
 
-    return plgpu.kernel(
+    return launch(
         kernel,
-        out_type=out,
-        scratch_types=(
+        products,
+        [first, active, *others],
+        scratch=(
             Ring.of(products, empty=barriers(STAGES)),
             plgpu.TMEM((ROWS, ACCUMULATORS * COLUMNS), jnp.float32),
             barriers(ACCUMULATORS),
             barriers(ACCUMULATORS),
             scratch,
         ),
-        grid=(parts, pl.cdiv(products[0].lhs.shape[0], ROWS)),
-        grid_names=("parts", "rows"),
-        num_threads=3,
-        thread_name="group",
-        compiler_params=PARAMS,
+        parts=parts,
+        out=out,
         interpret=interpret,
-        kernel_name=f"{name}_{NAME}",
-    )(first, active, *(x for product in products for x in product[:2]), *others)
+        name=f"{name}_{NAME}",
+    )

@@ -16,7 +16,6 @@ from jax.experimental import pallas as pl
 
 from kernels_pallas.gpu_mosaic import (
     COLUMNS,
-    PARAMS,
     ROWS,
     STAGES,
     Epilogue,
@@ -24,6 +23,7 @@ from kernels_pallas.gpu_mosaic import (
     Ring,
     Warpgroups,
     columns_of,
+    launch,
     plgpu,
 )
 
@@ -104,15 +104,13 @@ def call(
             epilogue.finish(mine, row, part, carry)
 
     empty = plgpu.Barrier(num_arrivals=GROUPS.count, num_barriers=STAGES)
-    return plgpu.kernel(
+    return launch(
         kernel,
-        out_type=out,
-        scratch_types=(Ring.of(products, empty), scratch),
-        grid=(parts, pl.cdiv(products[0].lhs.shape[0], ROWS)),
-        grid_names=("parts", "rows"),
-        num_threads=GROUPS.count + 1,
-        thread_name="group",
-        compiler_params=PARAMS,
+        products,
+        [first, active, *others],
+        scratch=(Ring.of(products, empty), scratch),
+        parts=parts,
+        out=out,
         interpret=interpret,
-        kernel_name=f"{name}_{NAME}",
-    )(first, active, *(x for product in products for x in product[:2]), *others)
+        name=f"{name}_{NAME}",
+    )

@@ -23,7 +23,6 @@ from kernels_pallas.gpu_mosaic import (
     Kernels,
     Product,
     columns_of,
-    interpreter,
     pad,
     store_rows,
 )
@@ -84,7 +83,7 @@ def forward(
         first=jnp.zeros(1, jnp.int32),
         out=[jax.ShapeDtypeStruct((tiles["parts"], padded_rows), jnp.float32)] * 5,
         scratch=(plgpu.SMEM((groups.count, 5, groups.rows), jnp.float32),),
-        interpret=interpreter(static.interpret),
+        interpret=static.interpret,
         name="linear_kl_forward",
         **tiles,
     )
@@ -129,7 +128,7 @@ def logits_gradients(
         out=[jax.ShapeDtypeStruct((num_rows, chunk), dtype)] * sides,
         scratch=(plgpu.SMEM((groups.count, groups.rows, width), dtype, transforms=SWIZZLE),)
         * sides,
-        interpret=interpreter(static.interpret),
+        interpret=static.interpret,
         name="linear_kl_logits_gradient",
         **_tiles(num_rows, chunk, products, None),
     )

@@ -22,7 +22,6 @@ from kernels_pallas.gpu_mosaic import (
     Epilogue,
     Kernels,
     Product,
-    interpreter,
     pad,
     store_rows,
 )
@@ -116,7 +115,7 @@ def forward(
         parts=parts,
         out=[jax.ShapeDtypeStruct((parts, padded_rows), jnp.float32)] * 4,
         scratch=(plgpu.SMEM((groups.count, 4, groups.rows), jnp.float32),),
-        interpret=interpreter(static.interpret),
+        interpret=static.interpret,
         name="linear_token_stats_forward",
     )
     return Running(*(output[:, :num_rows] for output in outputs))
@@ -200,7 +199,7 @@ def logits_gradient(
             plgpu.SMEM((groups.count, groups.rows, width), hidden.dtype, transforms=SWIZZLE),
             plgpu.SMEM((groups.count, width), jnp.float32),
         ),
-        interpret=interpreter(static.interpret),
+        interpret=static.interpret,
         name="linear_token_stats_logits_gradient",
     )
     if bias is not None:

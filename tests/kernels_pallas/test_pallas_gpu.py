@@ -157,12 +157,13 @@ MOSAIC = {form: mosaic_run_of("linear_token_stats", form, chunk=256, splits=2) f
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
-    ("shape", "transposed", "softcap"),
-    [(Shape(200, 64, 320), False, None), (Shape(72, 128, 600), True, 5.0)],
+    ("shape", "transposed", "softcap", "x64"),
+    [(Shape(200, 64, 320), False, None, False), (Shape(72, 128, 600), True, 5.0, True)],
 )
-def test_mosaic(form, shape, transposed, softcap):
+def test_mosaic(form, shape, transposed, softcap, x64):
     kinds = [("usual", 1.0), ("hugely negative", 1.0)] if softcap is None else [("usual", 0.7)]
-    stats.check(MOSAIC[form], shape, "bfloat16", kinds, transposed, softcap)
+    with jax.enable_x64(x64):
+        stats.check(MOSAIC[form], shape, "bfloat16", kinds, transposed, softcap)
 
 
 @NEEDS_MOSAIC
