@@ -1,16 +1,10 @@
-"""Block sizes of the GPU kernels: a small heuristic per card, and what was found by measuring.
+"""Block sizes of the GPU kernels: a small heuristic per card, or what `autotune` measured there."""
 
-`python -m kernels_pallas.autotune` writes the file that `measured` reads.
-"""
-
-import json
-import os
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
+from kernels_pallas import settings
 from kernels_pallas.gpu_cards import MAJOR_AMPERE, MAJOR_BLACKWELL, MAJOR_HOPPER, Card, current
 
 
@@ -41,29 +35,13 @@ FORMS = ("triton", "hopper", "blackwell")  # the last two are Mosaic GPU
 HAS_MOSAIC = jax.__version_info__ >= (0, 12)
 
 
-def settings_file() -> Path:
-    """Where autotune writes; KERNELS_PALLAS_BLOCKS names another file."""
-    default = Path.home() / ".cache" / "kernels_pallas" / "gpu_blocks.json"
-    return Path(os.environ.get("KERNELS_PALLAS_BLOCKS", default))
-
-
-@cache
-def measured() -> dict[str, GpuBlocks]:
-    """From "operation/card/dtype" to block sizes."""
-    file = settings_file()
-    if not file.is_file():
-        return {}
-    found: dict[str, list[Any]] = json.loads(file.read_text())
-    return {
-        key: GpuBlocks(Tiles(*forward), Tiles(*gradient), Tiles(*product), *rest)
-        for key, (forward, gradient, product, *rest) in found.items()
-    }
-
-
 def blocks_for(operation: str, dtype: str, card: Card | None = None) -> GpuBlocks:
     """The measured blocks of this card, else the heuristic."""
     card = card or current()
-    return measured().get(f"{operation}/{card.name}/{dtype}") or heuristic(operation, dtype, card)
+    if found := settings.measured().get(f"{operation}/{card.name}/{dtype}"):
+        forward, gradient, product, *rest = found
+        return GpuBlocks(Tiles(*forward), Tiles(*gradient), Tiles(*product), *rest)
+    return heuristic(operation, dtype, card)
 
 
 KINDS = {

@@ -13,6 +13,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from kernels_pallas import settings
 from kernels_pallas.blocks import vary_like
 
 LANES = 128
@@ -138,6 +139,22 @@ def wide_matrix_unit() -> bool:
         return pltpu.get_tpu_info().mxu_column_size > 128
     except ValueError:
         return False
+
+
+def settings_key(kernel: str, dtype: Any) -> str:
+    """Under which `autotune` keeps what it measures on this chip."""
+    try:
+        chip = str(pltpu.get_tpu_info().chip_version)
+    except ValueError:
+        chip = "interpreted"
+    return f"{kernel}/{chip}/{jnp.dtype(dtype)}"
+
+
+def wanted(kernel: str, dtype: Any, heuristic: Config) -> Config:
+    """What was measured on this chip, else the heuristic. `fit` makes smaller what does not fit."""
+    if found := settings.measured().get(settings_key(kernel, dtype)):
+        return Config(*(Blocks(*each) for each in found))
+    return heuristic
 
 
 def compiler_params(shared: bool = True) -> pltpu.CompilerParams:

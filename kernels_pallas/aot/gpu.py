@@ -84,6 +84,7 @@ def _rows_of(card: str, only: str, folder: str) -> Generator[dict[str, Any], Non
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "CUDA_VISIBLE_DEVICES": "-1",
+        "KERNELS_PALLAS_BLOCKS": os.devnull,  # the heuristic's blocks, not what was measured
         "XLA_FLAGS": f"--xla_gpu_autotune_level=0 --xla_dump_to={folder}/xla "
         "--xla_dump_emitter_re=^[^tm].*",  # ptx; logs of MLIR passes take twenty times as long
         "MOSAIC_GPU_DUMP_TO": f"{folder}/mosaic",

@@ -34,8 +34,7 @@ Pair = tuple[Array, Array]
 
 
 def unsupported(*, dtype: Any, shape: tuple[int, int, int, int]) -> str | None:
-    itemsize = jnp.dtype(dtype).itemsize
-    if any(None in choose_blocks(shape, itemsize, sides=side) for side in "pq"):
+    if any(None in choose_blocks(shape, dtype, sides=side) for side in "pq"):
         width, memory = shape[1] + shape[2], mosaic.vmem_bytes() // MIB
         return f"sums of {width} columns need more than the {memory} MiB on the chip"
     return None

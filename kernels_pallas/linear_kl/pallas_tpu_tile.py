@@ -25,7 +25,7 @@ class Sides(NamedTuple):
 
 
 def choose_blocks(
-    shape: tuple[int, int, int, int], itemsize: int, config: Config | None = None, sides: str = "pq"
+    shape: tuple[int, int, int, int], dtype: Any, config: Config | None = None, sides: str = "pq"
 ) -> Config:
     """For (N, D_p, D_q, V), with sums for the gradients of these sides.
 
@@ -34,6 +34,7 @@ def choose_blocks(
     if config is not None:
         return config
     num, *widths, size = shape
+    itemsize = jnp.dtype(dtype).itemsize
     widths = [mosaic.round_up(each, LANES) for each in widths]
     width, summed = sum(widths), sum(x for side, x in zip("pq", widths) if side in sides)
 
@@ -48,16 +49,18 @@ def choose_blocks(
     def d_unembedding(blocks: Blocks) -> int:
         return forward(blocks) + blocks.vocabulary * summed * (2 * itemsize + 8)
 
-    wanted, least = Blocks(512, 1024, 256), Blocks(32, LANES, LANES)
+    heuristic, least = Config(*[Blocks(512, 1024, 256)] * 3), Blocks(32, LANES, LANES)
+    wanted = mosaic.wanted("linear_kl", dtype, heuristic)
     costs = (forward, d_hidden, d_unembedding)
-    return Config(*(mosaic.fit(wanted, least, (num, size), cost) for cost in costs))
+    return Config(
+        *(mosaic.fit(blocks, least, (num, size), cost) for blocks, cost in zip(wanted, costs))
+    )
 
 
 def config_of(of_p: Any, of_q: Any, static: KLStatic) -> Config:
     size = of_p[1].shape[0 if static.transposed_p else 1]
     shape = (*of_p[0].shape, of_q[0].shape[1], size)
-    itemsize = max(x.dtype.itemsize for pair in (of_p, of_q) for x in pair)
-    return choose_blocks(shape, itemsize, static.config, static.sides)
+    return choose_blocks(shape, of_p[0].dtype, static.config, static.sides)
 
 
 def clean(array: Array, exists: Array) -> Array:

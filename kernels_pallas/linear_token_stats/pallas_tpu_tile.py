@@ -69,12 +69,11 @@ def choose_blocks(problem: Problem, config: Config | None = None) -> Config:
 
     least = Blocks(32, mosaic.LANES, mosaic.LANES)
     rows = 1024 if mosaic.wide_matrix_unit() else 512
-    wanted = (
-        (Blocks(rows, 1024, strip), forward),
-        (Blocks(rows, 1024, strip), d_hidden),
-        (Blocks(rows, 512, strip), d_unembedding),
-    )
-    return Config(*(mosaic.fit(blocks, least, shape, cost) for blocks, cost in wanted))
+    long, short = Blocks(rows, 1024, strip), Blocks(rows, 512, strip)
+    heuristic = Config(long, long, short)
+    wanted = mosaic.wanted("linear_token_stats", problem.dtype, heuristic)
+    costs = (forward, d_hidden, d_unembedding)
+    return Config(*(mosaic.fit(blocks, least, shape, cost) for blocks, cost in zip(wanted, costs)))
 
 
 def weights_of(

@@ -1,10 +1,16 @@
-"""Block sizes of the GPU kernels, and commands that need a card."""
-
-import json
+"""Block sizes of the kernels, and commands that need an accelerator."""
 
 import pytest
 
-from kernels_pallas import autotune, gpu_blocks, gpu_check
+from kernels_pallas import (
+    autotune,
+    autotune_gpu,
+    autotune_tpu,
+    gpu_blocks,
+    gpu_check,
+    mosaic,
+    settings,
+)
 from kernels_pallas.gpu_cards import CARDS, by_name
 from kernels_pallas.linear_token_stats.shapes import Shape
 
@@ -41,20 +47,22 @@ def test_chunks_cover_the_vocabulary_within_their_bytes(num_rows, vocabulary):
     assert chunk <= max(1024, gpu_blocks.CHUNK_BYTES // (2 * num_rows)) + 256
 
 
-def test_what_was_measured_overrides_the_heuristic(tmp_path, monkeypatch):
+@pytest.fixture
+def own_settings(tmp_path, monkeypatch):
+    monkeypatch.setenv("KERNELS_PALLAS_BLOCKS", str(tmp_path / "some" / "blocks.json"))
+    settings.measured.cache_clear()
+    yield
+    settings.measured.cache_clear()
+
+
+def test_what_was_measured_overrides_the_heuristic(own_settings):
     ours = gpu_blocks.heuristic("linear_kl", "float32", H100)
     tiles = ours.forward._replace(rows=32)
     ours = ours._replace(forward=tiles, splits=7)
-    file = tmp_path / "blocks.json"
-    file.write_text(json.dumps({"linear_kl/H100/float32": ours}))
-    monkeypatch.setenv("KERNELS_PALLAS_BLOCKS", str(file))
-    gpu_blocks.measured.cache_clear()
-    try:
-        assert gpu_blocks.blocks_for("linear_kl", "float32", H100) == ours
-        other = gpu_blocks.blocks_for("linear_kl", "float32", CARDS[0])
-        assert other == gpu_blocks.heuristic("linear_kl", "float32", CARDS[0])
-    finally:
-        gpu_blocks.measured.cache_clear()
+    settings.keep("linear_kl/H100/float32", ours)
+    assert gpu_blocks.blocks_for("linear_kl", "float32", H100) == ours
+    other = gpu_blocks.blocks_for("linear_kl", "float32", CARDS[0])
+    assert other == gpu_blocks.heuristic("linear_kl", "float32", CARDS[0])
 
 
 TILES = gpu_blocks.Tiles(16, 32, 16, 4, 2)
@@ -114,10 +122,33 @@ def test_autotune_takes_the_fastest_of_what_there_is():
     tiles = [gpu_blocks.Tiles(rows, 64, 0, 4, 2) for rows in (1, 32)]
     case = gpu_check.Case("token_stats", "float32")
     # One row per program takes many times the steps of 32; interpreted programs run in turns.
-    found = autotune.best(case, H100, Shape(256, 8, 256), lambda *_: tiles, interpret=True)
+    found = autotune_gpu.best(case, H100, Shape(256, 8, 256), lambda *_: tiles, interpret=True)
     assert found.forward == tiles[1]
     assert found.gradient in tiles
     assert found.product == gpu_blocks.heuristic("token_stats", "float32", H100).product
+
+
+@pytest.mark.slow
+def test_autotune_on_a_tpu_is_read_back_and_cut_down_where_it_does_not_fit(own_settings):
+    shape, tried = Shape(32, 8, 256), [mosaic.Blocks(rows, 256, 128) for rows in (1024, 32)]
+    found = autotune_tpu.best("linear_kl", "float32", shape, lambda _: tried, interpret=True)
+    assert found == mosaic.Config(*[tried[1]] * 3)  # the other's blocks are empty but for 32 rows
+    settings.keep(mosaic.settings_key("linear_kl", "float32"), found)
+    assert autotune_tpu.heuristic("linear_kl", "float32", Shape(1024, 8, 4096)) == found
+    small = autotune_tpu.heuristic("linear_kl", "float32", Shape(32, 8, 128))
+    assert small.forward == mosaic.Blocks(32, 128, 128)
+    other = autotune_tpu.heuristic("linear_kl", "bfloat16", Shape(1024, 8, 4096))
+    assert other.forward.rows > 32
+
+
+@pytest.mark.parametrize("chosen", [mosaic.Blocks(512, 1024, 256), mosaic.Blocks(128, 128, 128)])
+def test_candidates_are_whole_registers_around_the_heuristic(chosen):
+    tried = list(autotune_tpu.candidates(chosen))
+    assert tried[0] == chosen
+    assert len(set(tried)) == len(tried) >= 4
+    for blocks in tried:
+        assert blocks.strip <= blocks.vocabulary
+        assert all(n % 128 == 0 and 1 / 2 <= n / m <= 2 for n, m in zip(blocks, chosen))
 
 
 @pytest.mark.parametrize("command", [gpu_check, autotune])
