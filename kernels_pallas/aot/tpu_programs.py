@@ -132,7 +132,6 @@ def programs() -> list[Program]:
             listed.append(Program("linear_kl", direction, (512, 1024, 2048), variant=variant))
         listed.append(Program("linear_token_stats", direction, RAGGED, variant="options"))
         listed.append(Program("linear_token_stats", direction, (512, 4096, 2048), variant="[D,V]"))
-        listed.append(Program("linear_kl", direction, GOAL, variant="[D,V]"))
         small = (256, 512, 2048)
         for kernel in ("linear_token_stats", "linear_kl"):
             listed.append(Program(kernel, direction, small, "float32", "[D,V]"))
@@ -140,6 +139,7 @@ def programs() -> list[Program]:
         for kernel in ("token_stats", "categorical_kl"):
             listed.append(Program(kernel, direction, (1000, 0, 5003)))
             listed.append(Program(kernel, direction, (256, 0, 4096), "float32"))
+    listed.append(Program("linear_kl", "forward", GOAL, variant="[D,V]"))
     listed.append(Program("linear_kl", "backward", GOAL, variant="q fixed"))
     listed.append(Program("categorical_kl", "backward", (1000, 0, 5003), variant="q fixed"))
     return listed

@@ -49,7 +49,9 @@ def choose_blocks(
     def d_unembedding(blocks: Blocks) -> int:
         return forward(blocks) + blocks.vocabulary * summed * (2 * itemsize + 8)
 
-    heuristic, least = Config(*[Blocks(512, 1024, 256)] * 3), Blocks(32, LANES, LANES)
+    # Two products at a time: blocks of half of what one has, or the compiler takes minutes.
+    many, few = Blocks(1024 if mosaic.wide_matrix_unit() else 512, 512, 256), Blocks(512, 512, 256)
+    heuristic, least = Config(many, few, few), Blocks(32, LANES, LANES)
     wanted = mosaic.wanted("linear_kl", dtype, heuristic)
     costs = (forward, d_hidden, d_unembedding)
     return Config(
