@@ -36,11 +36,17 @@ def d_hidden(
     weights = weights_of(unembedding, bias, blocks, static, lambda i, j: j)
     tile = pl.BlockSpec((blocks.rows, width), lambda i, j, visits: (mosaic.visited(i, visits), 0))
     columns = pltpu.VMEM((blocks.rows, LANES), jnp.float32)
+    # Nobody visits blocks of masked rows: there the result is what it begins with. (Interpreters
+    # cannot begin with an array whose last block is short.)
+    in_place = mask is not None and not (static.interpret and num % blocks.rows)
+    begin = jnp.zeros_like(hidden) if in_place else None
+    inputs = (rows.visits, *operands(rows), hidden, weights.arrays, begin)
     out = mosaic.call(
         functools.partial(_kernel, shape=(num, size), blocks=blocks, static=static),
         jax.ShapeDtypeStruct(hidden.shape, hidden.dtype),
         static.interpret,
         name="linear_token_stats_d_hidden",
+        input_output_aliases={} if begin is None else {len(jax.tree.leaves(inputs)) - 1: 0},
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(rows.count, pl.cdiv(size, blocks.vocabulary)),
@@ -54,6 +60,7 @@ def d_hidden(
                 ),
                 tile,
                 weights.specs,
+                None if begin is None else pl.BlockSpec(memory_space=pl.ANY),
             ],
             out_specs=tile,
             scratch_shapes=[
@@ -63,9 +70,8 @@ def d_hidden(
                 pltpu.VMEM((blocks.rows, LANES), jnp.int32),
             ],
         ),
-    )(rows.visits, *operands(rows), hidden, weights.arrays)
-    # Blocks of masked rows were not visited: nobody wrote them.
-    return out if mask is None else jnp.where(mask[:, None], out, jnp.zeros_like(out))
+    )(*inputs)
+    return out if mask is None or in_place else jnp.where(mask[:, None], out, jnp.zeros_like(out))
 
 
 def _kernel(
@@ -75,6 +81,7 @@ def _kernel(
     vectors_ref: Any,
     hidden_ref: Any,
     weights: Weights,
+    begin_ref: Any,  # not read: the result in its place
     out_ref: Any,
     sum_ref: Any,
     d_logits_ref: Any,
