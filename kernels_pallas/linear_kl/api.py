@@ -30,9 +30,10 @@ def linear_kl(
     softmax of hidden · unembedding of each side.
 
     Differentiable in all four arrays, in reverse mode and once: with g the gradient of a row's
-    KL(p‖q), dz_p = g p (log p - log q - KL) and dz_q = g (q - p). Hold a model fixed with
-    `stop_gradient`. 2NV(D_p + D_q) flops forward, 6NV(D_p + D_q) backward, and memory for the
-    gradients, a few [N] and a few blocks.
+    KL(p‖q), dz_p = g p (log p - log q - KL) and dz_q = g (q - p). 2NV(D_p + D_q) flops forward,
+    6NV(D_p + D_q) backward, and memory for the gradients, a few [N] and a few blocks. A model that
+    is not differentiated, such as one held fixed by `stop_gradient`, has no gradients made:
+    2NV(3D_p + D_q) backward if that is q.
 
     Args:
         of_p: hidden [N, D_p] and unembedding [D_p, V] or [V, D_p] ([D, V] if D = V), float32 or
