@@ -41,7 +41,7 @@ def linear_token_stats(
     per block of rows ("xla": 1024), backward hidden and its gradient once per block of the
     vocabulary ("xla": 512; `pallas_*` choose by the chip). Beyond arguments and gradients the
     memory is a few [N], a few blocks, hidden transposed and its gradient in float32, and for
-    bfloat16 in "xla" the gradient of the unembedding once more: 4 to 10 bytes per number of hidden
+    bfloat16 in "xla" the gradient of the unembedding once more: 4 to 8 bytes per number of hidden
     and at most 2 per number of the unembedding. Logits, sums and results are float32 whatever
     comes in. Held constant: the temperature.
 
