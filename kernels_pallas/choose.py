@@ -1,6 +1,8 @@
 """Which implementation a call gets: settled when it is traced, by platform, dtype and shape."""
 
 import importlib
+from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -32,9 +34,42 @@ def general(platform: str) -> str:
     return "gpu" if platform in ("cuda", "rocm") else platform
 
 
-def load(kernel: str, implementation: str) -> Any:
-    """The module with `forward` and `backward`."""
+class Implementation(NamedTuple):
+    """Functions of arrays and, as the last argument, what is static."""
+
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+
+
+@cache
+def load(kernel: str, implementation: str) -> Implementation:
+    module = _module(kernel, implementation)
+    functions = module.forward, module.backward
+    if implementation in PLATFORM_OF:
+        functions = (_not_twice(function, implementation) for function in functions)
+    return Implementation(*functions)
+
+
+def _module(kernel: str, implementation: str) -> Any:
     return importlib.import_module(f"{__package__}.{kernel}.{implementation}")
+
+
+def _not_twice(function: Callable[..., Any], implementation: str) -> Callable[..., Any]:
+    """The function, which says so when it is differentiated: as a part of a first derivative is."""
+
+    def call(*arguments: Any) -> Any:
+        *arrays, static = arguments
+        once = jax.custom_jvp(lambda *arrays: function(*arrays, static))
+
+        @once.defjvp
+        def _(*_: Any) -> Any:
+            raise ValueError(
+                f"{implementation!r} has one derivative, of reverse mode; 'reference' has all"
+            )
+
+        return once(*arrays)
+
+    return call
 
 
 def choose(
@@ -98,5 +133,5 @@ def _problem(
     needed = PLATFORM_OF.get(implementation, platform)
     if not interpret and needed != platform:
         return f"it needs a {needed} and this is a {platform}; interpret=True runs it anywhere"
-    unsupported = getattr(load(kernel, implementation), "unsupported", None)
+    unsupported = getattr(_module(kernel, implementation), "unsupported", None)
     return (unsupported(dtype=dtype, shape=shape) or "") if unsupported else ""

@@ -86,6 +86,18 @@ def test_rows_split_by_explicit_axes_need_a_shard_map():
 
 
 @pytest.mark.errors
+@pytest.mark.parametrize("implementation", ["pallas_tpu", "pallas_gpu"])
+def test_pallas_kernels_have_one_derivative(implementation):
+    def slope(hidden):
+        total = lambda x: stats(x, implementation=implementation, interpret=True)[0].sum()  # noqa: E731
+        return jax.grad(total)(hidden)
+
+    jax.eval_shape(slope, H)
+    with pytest.raises(ValueError, match="has one derivative, of reverse mode; 'reference' has"):
+        jax.eval_shape(jax.grad(lambda x: slope(x).sum()), H)
+
+
+@pytest.mark.errors
 def test_what_choose_is_asked_for():
     with pytest.raises(ValueError, match=r"kernel must be one of .*, got 'softmax'"):
         choose("softmax", dtype="float32", shape=(8, 9))
