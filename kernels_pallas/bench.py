@@ -243,7 +243,8 @@ def parse_shape(text: str) -> Shape:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("python -m kernels_pallas.bench")
+    title = (__doc__ or "").split("\n")[0]
+    parser = argparse.ArgumentParser("python -m kernels_pallas.bench", description=title)
     parser.add_argument("--shape", default="goal", help="goal, quick, or N,D,V")
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--implementations", default="", help="xla, policy, pallas_tpu ...")

@@ -21,12 +21,11 @@ from kernels_pallas.blocks import (
     write,
 )
 from kernels_pallas.divergence import begin_kl, d_divergence, finish_kl, update_kl
+from kernels_pallas.linear_kl.reference import Pair
 from kernels_pallas.linear_token_stats.tile import matmul, turned
 from kernels_pallas.records import Blocks, KLStatic, KLStats
 
 BLOCKS = Blocks(1024, 512)
-
-Pair = tuple[Array, Array]
 
 
 def _axes(static: KLStatic) -> tuple[int, int]:

@@ -68,7 +68,8 @@ def linear_token_stats(
         implementation: "auto", "reference", "xla", "pallas_tpu" or "pallas_gpu"; see `choose`.
         config: block sizes: `Blocks` of "xla", `mosaic.Config` of "pallas_tpu",
             `gpu_blocks.GpuBlocks` of "pallas_gpu"; None is the implementation's own choice.
-        interpret: True runs the Pallas kernels anywhere, slowly; or Pallas's InterpretParams.
+        interpret: True runs the Pallas kernels anywhere, slowly, and in `shard_map` only with
+            check_vma=False; or Pallas's InterpretParams.
 
     Returns:
         TokenStats of float32 [N]; entropy is None with entropy=False.
