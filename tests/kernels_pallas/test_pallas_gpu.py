@@ -190,12 +190,11 @@ def test_mosaic_without_races_in_a_ring_that_goes_round(form):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "shape", "transposed"),
-    [("hopper", Shape(72, 64, 600), True), ("blackwell", Shape(136, 128, 448), False)],
+    [("hopper", Shape(72, 64, 600), True), ("blackwell", Shape(72, 64, 320), False)],
 )
 def test_mosaic_linear_kl_without_races(form, shape, transposed):
     run = mosaic_run_of("linear_kl", form, races=True, chunk=256, splits=2)
-    kinds = ["usual", "hugely negative"]
-    divergences.check_linear_kl(run, shape, "bfloat16", kinds, (transposed,) * 2, apart=64)
+    divergences.check_linear_kl(run, shape, "bfloat16", ["usual"], (transposed,) * 2, apart=64)
 
 
 @NEEDS_MOSAIC
