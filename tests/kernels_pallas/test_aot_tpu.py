@@ -25,10 +25,12 @@ def test_no_schedule_has_become_worse(chip):
         assert row["temporary"] < 2**20, row
 
 
-def test_a_worse_ratio_is_a_complaint():
-    row = {"chip": "v5e", "program": "matmul", "ratio": 1.04}
+def test_a_worse_ratio_and_temporary_memory_are_complaints():
+    row = {"chip": "v5e", "program": "matmul", "ratio": 1.04, "temporary": 10_000}
     assert complaint(row, {"v5e matmul": 1.0})
     assert not complaint(row, {"v5e matmul": 1.02})
+    assert complaint(row | {"temporary": 2**20}, {"v5e matmul": 1.02})
+    assert not complaint({"chip": "v5e", "program": "matmul"}, {"v5e matmul": 1.0})  # no profile
 
 
 def test_shards_of_the_vocabulary_send_a_few_sums():
