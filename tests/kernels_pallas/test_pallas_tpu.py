@@ -12,6 +12,8 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 import kernels_pallas
+from kernels_pallas import mosaic
+from kernels_pallas.linear_kl.pallas_tpu_tile import choose_blocks
 from kernels_pallas.linear_token_stats.shapes import LARGE, Shape
 from kernels_pallas.mosaic import Blocks, Config
 
@@ -51,6 +53,13 @@ def test_matrices_that_are_turned():
     run = runner("linear_kl")
     check_linear_kl(run, Shape(5, 128, 129), "float32", ["usual"])
     check_linear_kl(run, Shape(5, 16, 128), "float32", ["usual"], (True, True))
+
+
+def test_sides_whose_sums_do_not_fit_together_come_one_after_the_other(monkeypatch):
+    monkeypatch.setattr(mosaic, "vmem_bytes", lambda: 2_330_000)
+    assert choose_blocks((7, 16, 24, 129), "float32").d_unembedding is None
+    assert None not in choose_blocks((7, 16, 24, 129), "float32", sides="q")
+    check_linear_kl(runner("linear_kl"), Shape(7, 16, 129), "float32", ["usual"])
 
 
 def test_linear_kl_in_bfloat16():
