@@ -1,6 +1,7 @@
 """What every kernel does with its arguments first, at trace time: errors of one line."""
 
 import math
+from importlib import import_module
 from numbers import Integral
 from typing import Any
 
@@ -12,9 +13,12 @@ from jax.core import Tracer
 from jax.sharding import AxisType, get_abstract_mesh
 from jax.typing import ArrayLike
 
-from kernels_pallas.records import Blocks
-
 DTYPES = ("float32", "bfloat16")
+CONFIGS = {  # by name: what the others need is not imported for one of them
+    "xla": ("records", "Blocks"),
+    "pallas_tpu": ("mosaic", "Config"),
+    "pallas_gpu": ("gpu_blocks", "GpuBlocks"),
+}
 
 
 def as_array(name: str, values: ArrayLike) -> Array:
@@ -131,13 +135,15 @@ def require_local(**arrays: Array | None) -> None:
             )
 
 
-def require_blocks(config: Any) -> None:
-    """What the implementations in XLA take."""
-    if config is None:
+def require_config(implementation: str, config: Any) -> None:
+    """Block sizes of the type that the implementation takes. The reference ignores them."""
+    if config is None or implementation not in CONFIGS:
         return
-    if not isinstance(config, Blocks):
-        raise ValueError(f"config of 'xla' must be Blocks, got {type(config).__name__}")
-    if not all(isinstance(size, Integral) and size > 0 for size in config):
+    module, name = CONFIGS[implementation]
+    if not isinstance(config, getattr(import_module(f"{__package__}.{module}"), name)):
+        kind = type(config).__name__
+        raise ValueError(f"config of {implementation!r} must be {name}, got {kind}")
+    if name == "Blocks" and not all(isinstance(size, Integral) and size > 0 for size in config):
         raise ValueError(f"config must have whole numbers above 0, got {config}")
 
 

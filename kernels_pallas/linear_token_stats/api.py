@@ -125,8 +125,7 @@ def prepare(
         shape=(num_rows, width, num_tokens),
         interpret=interpret,
     ).implementation
-    if chosen == "xla":
-        checks.require_blocks(config)
+    checks.require_config(chosen, config)
     inputs = (
         rows,
         matrix,

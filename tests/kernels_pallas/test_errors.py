@@ -23,6 +23,10 @@ def policy(loss=lambda log_prob, *_: -log_prob, **options):
     return kernels.linear_policy_loss(H, W, T, None, loss, **options)
 
 
+def pallas(chip, config):
+    return stats(implementation=f"pallas_{chip}", interpret=True, config=config)
+
+
 BAD = [
     (lambda: stats(H[0]), r"hidden must be \[N, D\], got shape \(5,\)"),
     (lambda: stats(matrix=W[1:]), r"unembedding must be .* with D = 5, got \(4, 7\)"),
@@ -47,6 +51,8 @@ BAD = [
     (lambda: jax.jit(lambda x: stats(softcap=x))(1.0), "softcap must be a number and not traced"),
     (lambda: stats(vocab_axis="model"), r"vocab_axis must be .* one of \(\), got 'model'"),
     (lambda: stats(config=(4, 8)), "config of 'xla' must be Blocks, got tuple"),
+    (lambda: pallas("tpu", Blocks(4, 8)), "config of 'pallas_tpu' must be Config, got Blocks"),
+    (lambda: pallas("gpu", Blocks(4, 8)), "config of 'pallas_gpu' must be GpuBlocks, got Blocks"),
     (lambda: stats(config=Blocks(4, 0)), r"whole numbers above 0, got Blocks\(rows=4, vocab.*=0\)"),
     (lambda: policy(denominator=np.ones(6)), r"denominator must have shape \(\), got \(6,\)"),
     (lambda: policy(denominator=np.int32(0)), "denominator must be above 0, got 0"),
