@@ -62,8 +62,8 @@ def check_loss(
     traced = [x for x in closed.consts if isinstance(x, Tracer)]
     if more := varying_axes(traced) - axes:
         return check_loss(loss_fn, entropy, aux, axes | more)
-    jaxpr = closed.jaxpr
     kept = [None if isinstance(x, Tracer) else x for x in closed.consts]
+    jaxpr = ClosedJaxpr(closed.jaxpr, kept).jaxpr  # in jax 0.12 a jaxpr holds what it closes over
 
     def converted(log_prob: Array, entropy: Array | None, aux: Any, *traced: Array) -> Array:
         given = iter(traced)

@@ -175,6 +175,8 @@ def test_loss_closes_over_traced_integers():
         jax.jit(jax.grad(losses), static_argnums=1)(hidden, total) for total in (ours, plain)
     )
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    with jax.checking_leaks():
+        jax.eval_shape(jax.grad(lambda x: ours(x, lambda *y: x[0, 0] * y[0])), hidden)
 
 
 REFUSED = {
