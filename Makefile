@@ -38,6 +38,7 @@ test-slow: $(VENV)/.installed-test
 # A short set for another Python: make smoke PYTHON=python3.13 VENV=.venv-smoke
 smoke: $(VENV)/.installed-smoke
 	$(PYTEST) -m "not slow" -k "test_table or ppo_cartpole or sac_pendulum" tests/losses/test_table.py tests/experiments/test_run.py
+	$(PYTEST) --dist load tests/kernels_pallas/test_gpu_mosaic.py  # which needs jax 0.12
 
 # Kernels compiled for TPUs and GPUs that are not here: an environment of its own, with pinned
 # compilers, which needs Python 3.12 or newer: make aot PYTHON=python3.13
