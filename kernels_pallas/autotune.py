@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     if platform not in ("gpu", "tpu"):
         print(f"autotune: no TPU and no GPU here; JAX runs on {platform}", file=sys.stderr)
         return 2
-    for key, blocks in importlib.import_module(f"kernels_pallas.autotune_{platform}").search(only):
+    for key, blocks in importlib.import_module(f"kernels_pallas.{platform}.autotune").search(only):
         settings.keep(key, blocks)
         print(f"{key}: {blocks}", flush=True)
     return 0

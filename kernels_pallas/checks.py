@@ -16,8 +16,8 @@ from jax.typing import ArrayLike
 DTYPES = ("float32", "bfloat16")
 CONFIGS = {  # by name: what the others need is not imported for one of them
     "xla": ("records", "Blocks"),
-    "pallas_tpu": ("mosaic", "Config"),
-    "pallas_gpu": ("gpu_blocks", "GpuBlocks"),
+    "pallas_tpu": ("tpu.mosaic", "Config"),
+    "pallas_gpu": ("gpu.blocks", "GpuBlocks"),
 }
 
 
@@ -143,7 +143,8 @@ def require_config(implementation: str, config: Any) -> None:
     if not isinstance(config, getattr(import_module(f"{__package__}.{module}"), name)):
         kind = type(config).__name__
         raise ValueError(f"config of {implementation!r} must be {name}, got {kind}")
-    if name == "Blocks" and not all(isinstance(size, Integral) and size > 0 for size in config):
+    whole = all(isinstance(size, Integral) and int(size) > 0 for size in config)
+    if name == "Blocks" and not whole:
         raise ValueError(f"config must have whole numbers above 0, got {config}")
 
 

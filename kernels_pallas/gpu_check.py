@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 
 from kernels_pallas.categorical_kl import pallas_gpu as categorical_kl
-from kernels_pallas.gpu_cards import Card, current
+from kernels_pallas.gpu.cards import Card, current
 from kernels_pallas.linear_kl import pallas_gpu as linear_kl
 from kernels_pallas.linear_token_stats import pallas_gpu as linear_token_stats
 from kernels_pallas.linear_token_stats.shapes import Shape

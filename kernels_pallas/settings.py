@@ -1,7 +1,7 @@
 """Block sizes that were measured: `python -m kernels_pallas.autotune` keeps them in a file.
 
 From "kernel/chip/dtype" to what the kernels of that chip take for blocks; the heuristics of
-`gpu_blocks` and `mosaic` give way to it.
+`gpu.blocks` and `tpu.mosaic` give way to it.
 """
 
 import json

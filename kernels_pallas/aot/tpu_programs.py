@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from kernels_pallas import mosaic
 from kernels_pallas.records import KLStatic, KLStats, Static
+from kernels_pallas.tpu import mosaic
 
 Build = tuple[Callable[..., Any], tuple[Any, ...]]
 

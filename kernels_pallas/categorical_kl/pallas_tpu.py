@@ -12,10 +12,10 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels_pallas import mosaic, mosaic_divergence
-from kernels_pallas.mosaic import LANES, Blocks
 from kernels_pallas.records import KLStatic, KLStats
 from kernels_pallas.token_stats.pallas_tpu import read_strip
+from kernels_pallas.tpu import mosaic, mosaic_divergence
+from kernels_pallas.tpu.mosaic import LANES, Blocks
 
 
 def choose_blocks(shape: tuple[int, int], static: KLStatic) -> Blocks:

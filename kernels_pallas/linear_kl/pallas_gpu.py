@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from kernels_pallas import gpu_triton as tr
-from kernels_pallas.gpu_blocks import (
+from kernels_pallas.gpu import triton as tr
+from kernels_pallas.gpu.blocks import (
     GpuBlocks,
     Tiles,
     blocks_of,
@@ -22,9 +22,9 @@ from kernels_pallas.gpu_blocks import (
     form_for,
     splits_for,
 )
-from kernels_pallas.gpu_cards import current
-from kernels_pallas.gpu_divergence import RunningKL, combine_kl, kl_gradients
-from kernels_pallas.gpu_products import multiply_hidden_gradient, multiply_unembedding_gradient
+from kernels_pallas.gpu.cards import current
+from kernels_pallas.gpu.divergence import RunningKL, combine_kl, kl_gradients
+from kernels_pallas.gpu.products import multiply_hidden_gradient, multiply_unembedding_gradient
 from kernels_pallas.records import KLStatic, KLStats
 
 Pair = tuple[Array, Array]  # hidden [N, D], unembedding [D, V] or [V, D]

@@ -13,10 +13,10 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.gpu_blocks import splits_for
-from kernels_pallas.gpu_cards import current
-from kernels_pallas.gpu_divergence import RunningKL, kl_gradients
-from kernels_pallas.gpu_mosaic import (
+from kernels_pallas.gpu.blocks import splits_for
+from kernels_pallas.gpu.cards import current
+from kernels_pallas.gpu.divergence import RunningKL, kl_gradients
+from kernels_pallas.gpu.mosaic import (
     ROWS,
     SWIZZLE,
     Epilogue,

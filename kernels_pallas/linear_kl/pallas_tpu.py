@@ -18,7 +18,6 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels_pallas import mosaic, mosaic_divergence
 from kernels_pallas.linear_kl.pallas_tpu_tile import (
     Sides,
     choose_blocks,
@@ -27,8 +26,9 @@ from kernels_pallas.linear_kl.pallas_tpu_tile import (
     logits_of,
     strip_of,
 )
-from kernels_pallas.mosaic import LANES, MIB, Blocks
 from kernels_pallas.records import KLStatic, KLStats
+from kernels_pallas.tpu import mosaic, mosaic_divergence
+from kernels_pallas.tpu.mosaic import LANES, MIB, Blocks
 
 Pair = tuple[Array, Array]
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from kernels_pallas import mosaic
-from kernels_pallas.mosaic import LANES, Blocks, Config
 from kernels_pallas.records import KLStatic
+from kernels_pallas.tpu import mosaic
+from kernels_pallas.tpu.mosaic import LANES, Blocks, Config
 
 
 class Sides(NamedTuple):

@@ -66,8 +66,8 @@ def linear_token_stats(
             unembedding and bias are this device's V / K columns, tokens count over all of them.
             Costs two all-reduces of a few [N], and one of the gradient of hidden.
         implementation: "auto", "reference", "xla", "pallas_tpu" or "pallas_gpu"; see `choose`.
-        config: block sizes: `Blocks` of "xla", `mosaic.Config` of "pallas_tpu",
-            `gpu_blocks.GpuBlocks` of "pallas_gpu"; None is the implementation's own choice.
+        config: block sizes: `Blocks` of "xla", `tpu.mosaic.Config` of "pallas_tpu",
+            `gpu.blocks.GpuBlocks` of "pallas_gpu"; None is the implementation's own choice.
         interpret: True runs the Pallas kernels anywhere, slowly, and in `shard_map` only with
             check_vma=False; or Pallas's InterpretParams.
 

@@ -6,7 +6,7 @@ forward    2NDV flops. A program owns a block of rows and walks over a part of t
 backward   6NDV flops. Neither gradient fits on a multiprocessor ([rows, D] float32 is 2 MB at
            D = 4096), so the gradient of the logits exists for one chunk of the vocabulary at a
            time, in the type of the inputs: one kernel makes it, two multiply with it.
-memory     That chunk is 64 MB, or 1024 columns where these are more (`gpu_blocks`), and the
+memory     That chunk is 64 MB, or 1024 columns where these are more (`gpu.blocks`), and the
            gradient of hidden is summed in float32: 2·64 MB at N = D = 4096, whatever V is, where
            the logits of V = 151936 are 2.5 GB in float32 and a naive program holds several such.
            Smaller chunks would read and write that sum more often.
@@ -26,15 +26,15 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from kernels_pallas import gpu_triton as tr
-from kernels_pallas.gpu_blocks import GpuBlocks, blocks_of, chunk_columns, form_for, splits_for
-from kernels_pallas.gpu_cards import current
-from kernels_pallas.gpu_products import (
+from kernels_pallas.gpu import triton as tr
+from kernels_pallas.gpu.blocks import GpuBlocks, blocks_of, chunk_columns, form_for, splits_for
+from kernels_pallas.gpu.cards import current
+from kernels_pallas.gpu.products import (
     multiply_hidden_gradient,
     multiply_unembedding_gradient,
 )
-from kernels_pallas.gpu_softmax import Running, combine, log_probs
-from kernels_pallas.gpu_triton import finite
+from kernels_pallas.gpu.softmax import Running, combine, log_probs
+from kernels_pallas.gpu.triton import finite
 from kernels_pallas.records import ShardStats, Static
 
 

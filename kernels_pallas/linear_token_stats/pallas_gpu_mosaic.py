@@ -13,9 +13,9 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.gpu_blocks import splits_for
-from kernels_pallas.gpu_cards import current
-from kernels_pallas.gpu_mosaic import (
+from kernels_pallas.gpu.blocks import splits_for
+from kernels_pallas.gpu.cards import current
+from kernels_pallas.gpu.mosaic import (
     COLUMNS,
     ROWS,
     SWIZZLE,
@@ -25,8 +25,8 @@ from kernels_pallas.gpu_mosaic import (
     pad,
     store_rows,
 )
-from kernels_pallas.gpu_softmax import Running, log_probs
-from kernels_pallas.gpu_triton import LOG2_E, exp
+from kernels_pallas.gpu.softmax import Running, log_probs
+from kernels_pallas.gpu.triton import LOG2_E, exp
 from kernels_pallas.records import Static
 
 MASKED = jnp.iinfo(jnp.int32).min  # in place of the token of a row that does not count

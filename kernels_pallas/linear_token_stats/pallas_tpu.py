@@ -20,7 +20,6 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels_pallas import mosaic, mosaic_online
 from kernels_pallas.linear_token_stats.pallas_tpu_backward import backward
 from kernels_pallas.linear_token_stats.pallas_tpu_tile import (
     Problem,
@@ -30,8 +29,9 @@ from kernels_pallas.linear_token_stats.pallas_tpu_tile import (
     raw_logits,
     weights_of,
 )
-from kernels_pallas.mosaic import LANES, MIB, Blocks, Visits
 from kernels_pallas.records import ShardStats, Static
+from kernels_pallas.tpu import mosaic, mosaic_online
+from kernels_pallas.tpu.mosaic import LANES, MIB, Blocks, Visits
 
 __all__ = ["backward", "forward", "unsupported"]
 

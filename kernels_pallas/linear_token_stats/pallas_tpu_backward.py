@@ -11,12 +11,12 @@ Source of the gradient of the entropy, dH/dz_v = -p_v (log p_v + H): by hand fro
 import jax.numpy as jnp
 from jax import Array
 
-from kernels_pallas import mosaic, mosaic_gradient
 from kernels_pallas.linear_token_stats.pallas_tpu_d_hidden import d_hidden
 from kernels_pallas.linear_token_stats.pallas_tpu_d_unembedding import d_unembedding
 from kernels_pallas.linear_token_stats.pallas_tpu_tile import Problem, choose_blocks
-from kernels_pallas.mosaic import LOG2E, Rows
 from kernels_pallas.records import Static
+from kernels_pallas.tpu import mosaic, mosaic_gradient
+from kernels_pallas.tpu.mosaic import LOG2E, Rows
 
 
 def backward(

@@ -9,7 +9,6 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels_pallas import mosaic, mosaic_gradient
 from kernels_pallas.linear_token_stats.pallas_tpu_tile import (
     Vocabulary,
     Weights,
@@ -17,8 +16,9 @@ from kernels_pallas.linear_token_stats.pallas_tpu_tile import (
     strip_of,
     weights_of,
 )
-from kernels_pallas.mosaic import LANES, Blocks, Visits
 from kernels_pallas.records import Static
+from kernels_pallas.tpu import mosaic, mosaic_gradient
+from kernels_pallas.tpu.mosaic import LANES, Blocks, Visits
 
 
 def d_hidden(

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from kernels_pallas import mosaic
-from kernels_pallas.mosaic import Blocks, Config
 from kernels_pallas.records import Static
+from kernels_pallas.tpu import mosaic
+from kernels_pallas.tpu.mosaic import Blocks, Config
 
 
 class Weights(NamedTuple):

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from kernels_pallas import gpu_triton as tr
-from kernels_pallas.gpu_blocks import blocks_of, splits_for
-from kernels_pallas.gpu_cards import current
-from kernels_pallas.gpu_softmax import Running, combine, log_probs
+from kernels_pallas.gpu import triton as tr
+from kernels_pallas.gpu.blocks import blocks_of, splits_for
+from kernels_pallas.gpu.cards import current
+from kernels_pallas.gpu.softmax import Running, combine, log_probs
 from kernels_pallas.records import ShardStats, Static
 
 

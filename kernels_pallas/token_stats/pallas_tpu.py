@@ -12,9 +12,9 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels_pallas import mosaic, mosaic_gradient, mosaic_online
-from kernels_pallas.mosaic import LANES, LOG2E, Blocks
 from kernels_pallas.records import ShardStats, Static
+from kernels_pallas.tpu import mosaic, mosaic_gradient, mosaic_online
+from kernels_pallas.tpu.mosaic import LANES, LOG2E, Blocks
 
 
 def choose_blocks(shape: tuple[int, int], static: Static) -> Blocks:

@@ -1,7 +1,7 @@
 """Which files are not for this environment: the steps of CI that have theirs run them."""
 
 from kernels_pallas.aot import gpu, tpu
-from kernels_pallas.gpu_blocks import HAS_MOSAIC
+from kernels_pallas.gpu.blocks import HAS_MOSAIC
 
 NEEDED = {
     "test_aot_tpu.py": tpu.available(),  # make aot-check

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import kernels_pallas
-from kernels_pallas import Blocks, mosaic
-from kernels_pallas.mosaic import Config
+from kernels_pallas import Blocks
+from kernels_pallas.tpu import mosaic
+from kernels_pallas.tpu.mosaic import Config
 
 LINEAR = "linear_token_stats", "linear_kl"
 ON_LOGITS = "token_stats", "categorical_kl"

@@ -2,17 +2,13 @@
 
 import pytest
 
-from kernels_pallas import (
-    autotune,
-    autotune_gpu,
-    autotune_tpu,
-    gpu_blocks,
-    gpu_check,
-    mosaic,
-    settings,
-)
-from kernels_pallas.gpu_cards import CARDS, by_name
+from kernels_pallas import autotune, gpu_check, settings
+from kernels_pallas.gpu import autotune as autotune_gpu
+from kernels_pallas.gpu import blocks as gpu_blocks
+from kernels_pallas.gpu.cards import CARDS, by_name
 from kernels_pallas.linear_token_stats.shapes import Shape
+from kernels_pallas.tpu import autotune as autotune_tpu
+from kernels_pallas.tpu import mosaic
 
 H100 = CARDS[1]
 

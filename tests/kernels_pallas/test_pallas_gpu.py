@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels_pallas.gpu_blocks import GpuBlocks, Tiles
+from kernels_pallas.gpu.blocks import GpuBlocks, Tiles
 from kernels_pallas.linear_token_stats.shapes import LARGE, SMALL, Shape
 
 from . import test_divergences as divergences

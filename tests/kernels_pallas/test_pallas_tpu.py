@@ -12,10 +12,10 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 import kernels_pallas
-from kernels_pallas import mosaic
 from kernels_pallas.linear_kl.pallas_tpu_tile import choose_blocks
 from kernels_pallas.linear_token_stats.shapes import LARGE, Shape
-from kernels_pallas.mosaic import Blocks, Config
+from kernels_pallas.tpu import mosaic
+from kernels_pallas.tpu.mosaic import Blocks, Config
 
 from . import exact
 from .table import STATIC, TPU_BLOCKS, graded

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from kernels_pallas import mosaic
-from kernels_pallas.mosaic import LANES, LN2, LOG2E, LOWEST, Blocks
+from kernels_pallas.tpu import mosaic
+from kernels_pallas.tpu.mosaic import LANES, LN2, LOG2E, LOWEST, Blocks
 
 
 def names(entropy: bool) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from kernels_pallas.gpu_triton import column, exp, finite
+from kernels_pallas.gpu.triton import column, exp, finite
 from kernels_pallas.records import KLStats
 
 
@@ -25,7 +25,7 @@ class RunningKL(NamedTuple):
         return cls(low, zeros, low, zeros, zeros)
 
     def add(self, z_p: Array, z_q: Array, across: Callable[..., Array] = column) -> "RunningKL":
-        """One more tile of both logits, [rows, columns]; `across` as in `gpu_softmax`."""
+        """One more tile of both logits, [rows, columns]; `across` as in `softmax`."""
         peak_p, peak_q = (
             jnp.maximum(peak, jnp.max(z, axis=1))
             for peak, z in ((self.peak_p, z_p), (self.peak_q, z_q))

@@ -8,12 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas import linear_kl, linear_token_stats, mosaic
+from kernels_pallas import linear_kl, linear_token_stats
 from kernels_pallas.linear_kl.pallas_tpu_tile import choose_blocks as blocks_of_kl
 from kernels_pallas.linear_token_stats.pallas_tpu_tile import Problem, choose_blocks
 from kernels_pallas.linear_token_stats.shapes import Shape
-from kernels_pallas.mosaic import LANES, Blocks, Config
 from kernels_pallas.search import one_by_one, seconds_or_never
+from kernels_pallas.tpu import mosaic
+from kernels_pallas.tpu.mosaic import LANES, Blocks, Config
 
 KERNELS = "linear_token_stats", "linear_kl"
 DTYPES = "bfloat16", "float32"

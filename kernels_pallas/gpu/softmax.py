@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from kernels_pallas.gpu_triton import column, exp, finite
+from kernels_pallas.gpu.triton import column, exp, finite
 from kernels_pallas.records import NEVER, ShardStats
 
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
 
-from kernels_pallas import gpu_triton as tr
-from kernels_pallas.gpu_blocks import Tiles
+from kernels_pallas.gpu import triton as tr
+from kernels_pallas.gpu.blocks import Tiles
 
 
 def _keep(keep_ref: Any, first: Any, size: int, num_rows: int) -> tr.Side:

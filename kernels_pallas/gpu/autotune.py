@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas.gpu_blocks import GpuBlocks, Tiles, form_for, heuristic
-from kernels_pallas.gpu_cards import Card, current
+from kernels_pallas.gpu.blocks import GpuBlocks, Tiles, form_for, heuristic
+from kernels_pallas.gpu.cards import Card, current
 from kernels_pallas.gpu_check import CASES, Case, setup
 from kernels_pallas.linear_token_stats.shapes import Shape
 from kernels_pallas.search import one_by_one, seconds_or_never

@@ -1,8 +1,8 @@
 """What the Mosaic GPU kernels share: blocks of two factors in a ring, and the rows of a warpgroup.
 
 One product is made tile by tile, 128 rows and 256 columns, or two side by side with 128 columns,
-and an epilogue treats each tile. How they are made is in `gpu_mosaic_hopper` and
-`gpu_mosaic_blackwell`; both offer the same `call`.
+and an epilogue treats each tile. How they are made is in `mosaic_hopper` and
+`mosaic_blackwell`; both offer the same `call`.
 
 No card was at hand. Values, barriers and races are checked by JAX's interpreter; registers, spills
 and instructions by compiling; the compiled code has not run, and no time is known.
@@ -150,7 +150,7 @@ class Kernels(NamedTuple):
         """Both take first the module with `GROUPS` and `call`; None if there are none."""
         if not fit(products):
             return None
-        module = import_module(f"{__package__}.gpu_mosaic_{form}")
+        module = import_module(f"{__package__}.mosaic_{form}")
         return cls(partial(forward, module), partial(gradient, module), columns_of(products))
 
 

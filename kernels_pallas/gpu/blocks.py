@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 
 from kernels_pallas import settings
-from kernels_pallas.gpu_cards import MAJOR_AMPERE, MAJOR_BLACKWELL, MAJOR_HOPPER, Card, current
+from kernels_pallas.gpu.cards import MAJOR_AMPERE, MAJOR_BLACKWELL, MAJOR_HOPPER, Card, current
 
 
 class Tiles(NamedTuple):

@@ -8,9 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from kernels_pallas import mosaic
-from kernels_pallas.mosaic import LANES, LN2, LOG2E, Rows
 from kernels_pallas.records import NEVER
+from kernels_pallas.tpu import mosaic
+from kernels_pallas.tpu.mosaic import LANES, LN2, LOG2E, Rows
 
 FIELDS = ("peak", "log_sum", "a", "b", "c", "valid")
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from kernels_pallas.gpu_mosaic import (
+from kernels_pallas.gpu.mosaic import (
     COLUMNS,
     ROWS,
     STAGES,

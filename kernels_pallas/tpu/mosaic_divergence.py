@@ -11,9 +11,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from kernels_pallas import mosaic
-from kernels_pallas.mosaic import LANES, LN2, LOG2E, LOWEST, Rows
 from kernels_pallas.records import KLStats
+from kernels_pallas.tpu import mosaic
+from kernels_pallas.tpu.mosaic import LANES, LN2, LOG2E, LOWEST, Rows
 
 CARRIED = ("peak_p", "total_p", "peak_q", "total_q", "moment", "impossible")
 FIELDS = KLStats._fields
