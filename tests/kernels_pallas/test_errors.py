@@ -66,6 +66,9 @@ BAD = [
     (lambda: kernels.token_stats(Z[0], T), r"logits must be \[N, V\], got shape \(7,\)"),
     (lambda: kernels.token_stats(Z, T[1:]), r"tokens must have shape \(6,\), got \(5,\)"),
     (lambda: kernels.categorical_kl(Z, Z[1:]), r"logits_q must have shape \(6, 7\), got \(5, 7\)"),
+    (lambda: kernels.linear_kl(H, W), r"of_p must be 2 arrays .*, got ndarray"),
+    (lambda: kernels.linear_kl((H, W), (H, W, W)), r"of_q must be 2 arrays .*, got 3"),
+    (lambda: kernels.linear_kl((H, W), (H, W), config=3), "config of 'xla' must be Blocks"),
     (lambda: kernels.linear_kl((H, W), (H[1:], W)), "must have as many rows, got 6 and 5"),
     (lambda: kernels.linear_kl((H, W), (H, W[:, 1:])), "must have one vocabulary, got 7 and 6"),
     (lambda: kernels.linear_kl((H, W), (H, W), kind="both"), "kind must be .*, got 'both'"),
@@ -86,7 +89,8 @@ def test_bad_input_raises_one_line(number):
 def test_rows_split_by_explicit_axes_need_a_shard_map():
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,))
     hidden, logits = (jax.device_put(x, NamedSharding(mesh, PartitionSpec("data"))) for x in (H, Z))
-    for call in (partial(stats, hidden), partial(kernels.token_stats, logits, T)):
+    kl = partial(kernels.linear_kl, (hidden, W), (H, W))
+    for call in (partial(stats, hidden), partial(kernels.token_stats, logits, T), kl):
         with pytest.raises(ValueError, match=r"got P\('data', None\) of explicit mesh axes"):
             jax.jit(call)()
 
