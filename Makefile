@@ -32,8 +32,9 @@ test-fast: $(VENV)/.installed-test
 	$(PYTEST) -m "not slow"
 	$(PYTEST) -m "not slow" --errors
 
+# Few and long: a worker that has nothing left takes what another has not begun.
 test-slow: $(VENV)/.installed-test
-	$(PYTEST) -m slow
+	$(PYTEST) --dist worksteal -m slow
 
 # A short set for another Python: make smoke PYTHON=python3.13 VENV=.venv-smoke
 smoke: $(VENV)/.installed-smoke

@@ -78,7 +78,12 @@ LONG = LARGE[1]
             "linear_token_stats",
             functools.partial(check, shape=LONG, dtype="bfloat16", kinds=[("flat", 1.0)]),
         ),
-        ("linear_kl", functools.partial(check_linear_kl, shape=LONG, dtype="float32")),
+        (
+            "linear_kl",
+            functools.partial(
+                check_linear_kl, shape=LONG, dtype="float32", kinds=["usual", "flat"]
+            ),
+        ),
         ("token_stats", functools.partial(check_token_stats, shape=LONG, dtype="float32")),
         ("categorical_kl", functools.partial(check_categorical_kl, shape=LONG, dtype="float32")),
     ],
