@@ -143,8 +143,8 @@ def require_config(implementation: str, config: Any) -> None:
     if not isinstance(config, getattr(import_module(f"{__package__}.{module}"), name)):
         kind = type(config).__name__
         raise ValueError(f"config of {implementation!r} must be {name}, got {kind}")
-    whole = all(isinstance(size, Integral) and int(size) > 0 for size in config)
-    if name == "Blocks" and not whole:
+    sizes = config if name == "Blocks" else ()
+    if not all(isinstance(size, Integral) and int(size) > 0 for size in sizes):
         raise ValueError(f"config must have whole numbers above 0, got {config}")
 
 

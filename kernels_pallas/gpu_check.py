@@ -8,7 +8,6 @@ the vendor promises. Exit 0 if all values are right, 1 if not, 2 if there is no 
 import argparse
 import re
 import sys
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from kernels_pallas.linear_kl import pallas_gpu as linear_kl
 from kernels_pallas.linear_token_stats import pallas_gpu as linear_token_stats
 from kernels_pallas.linear_token_stats.shapes import Shape
 from kernels_pallas.records import KLStatic, Static
+from kernels_pallas.search import seconds
 from kernels_pallas.token_stats import pallas_gpu as token_stats
 
 # Errors allowed, over the largest number of the array: of float32 sums; and for gradients of
@@ -204,18 +204,6 @@ def check(
         max(error(a, b) for a, b in zip(ours, values)),
         max(error(a, b) for a, b in zip(gradients, right)),
     )
-
-
-def seconds(function: Callable[..., Any], *arguments: Any, repeats: int = 5) -> float:
-    """The median of a few runs, after one that compiles."""
-    compiled = jax.jit(function)
-    jax.block_until_ready(compiled(*arguments))
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(compiled(*arguments))
-        times.append(time.perf_counter() - start)
-    return sorted(times)[repeats // 2]
 
 
 def speed(case: Case, card: Card) -> list[str]:

@@ -1,9 +1,10 @@
 """What the searches for block sizes have in common."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kernels_pallas.gpu_check import seconds
+import jax
 
 
 def one_by_one(
@@ -17,6 +18,18 @@ def one_by_one(
         trials = [blocks._replace(**{field: each}) for each in tries]
         blocks = min(trials, key=lambda trial: time_of(trial, field))
     return blocks
+
+
+def seconds(function: Callable[..., Any], *arguments: Any, repeats: int = 5) -> float:
+    """The median of a few runs, after one that compiles."""
+    compiled = jax.jit(function)
+    jax.block_until_ready(compiled(*arguments))
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(compiled(*arguments))
+        times.append(time.perf_counter() - start)
+    return sorted(times)[repeats // 2]
 
 
 def seconds_or_never(function: Callable[..., Any], *arguments: Any) -> float:

@@ -19,6 +19,9 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
+from kernels_pallas.gpu.blocks import splits_for
+from kernels_pallas.gpu.cards import current
+
 plgpu: Any = mosaic_gpu  # its types differ between versions of jax
 
 ROWS, DEPTH, STAGES = 128, 64, 4
@@ -208,6 +211,23 @@ class Ring(NamedTuple):
                 before += product.steps
 
         lax.fori_loop(0, tiles, tile, None)
+
+
+def tiling(
+    num_rows: int,
+    columns: int,
+    products: Sequence[Product],
+    parts: int | None = None,
+    mask: Array | None = None,
+) -> dict[str, Any]:
+    """What `call` has to know of the tiles: which rows count, and how many parts share columns."""
+    row_blocks, column_tiles = pl.cdiv(num_rows, ROWS), pl.cdiv(columns, columns_of(products))
+    parts = parts or splits_for(row_blocks, column_tiles, current())
+    active = jnp.ones(row_blocks, jnp.int32)
+    if mask is not None:
+        padded = jnp.pad(mask, (0, -num_rows % ROWS)).reshape(row_blocks, ROWS)
+        active = jnp.any(padded, axis=1).astype(jnp.int32)
+    return {"active": active, "column_tiles": column_tiles, "parts": min(parts, column_tiles)}
 
 
 def pad(vector: Array, multiple: int, value: float = 0) -> Array:

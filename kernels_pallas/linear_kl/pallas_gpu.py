@@ -63,12 +63,12 @@ def forward(pair_p: Pair, pair_q: Pair, static: KLStatic) -> KLStats:
     """KL(p‖q) of each row."""
     num_rows, vocabulary = pair_p[0].shape[0], _vocabulary(pair_p, static.transposed_p)
     blocks = _blocks(pair_p, static)
+    if mosaic := _mosaic(pair_p, pair_q, static):
+        return combine_kl(mosaic.forward(pair_p, pair_q, static, blocks.splits))
     tiles = blocks.forward
     row_blocks, vocab_blocks = pl.cdiv(num_rows, tiles.rows), pl.cdiv(vocabulary, tiles.columns)
     splits = blocks.splits or splits_for(row_blocks, vocab_blocks, current())
     splits = min(splits, vocab_blocks)
-    if mosaic := _mosaic(pair_p, pair_q, static):
-        return combine_kl(mosaic.forward(pair_p, pair_q, static, blocks.splits))
 
     def kernel(*refs):
         i, part = pl.program_id(0), pl.program_id(1)

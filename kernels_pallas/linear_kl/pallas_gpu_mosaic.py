@@ -13,8 +13,6 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.gpu.blocks import splits_for
-from kernels_pallas.gpu.cards import current
 from kernels_pallas.gpu.divergence import RunningKL, kl_gradients
 from kernels_pallas.gpu.mosaic import (
     ROWS,
@@ -25,6 +23,7 @@ from kernels_pallas.gpu.mosaic import (
     columns_of,
     pad,
     store_rows,
+    tiling,
 )
 from kernels_pallas.records import KLStatic, KLStats
 
@@ -44,21 +43,13 @@ def kernels(form: str, pair_p: Pair, pair_q: Pair, static: KLStatic) -> Kernels 
     return Kernels.of(form, _products(pair_p, pair_q, static), forward, logits_gradients)
 
 
-def _tiles(num_rows: int, columns: int, products: list[Product], parts: int | None) -> Any:
-    """What `call` has to know of the tiles, and how many parts share the columns."""
-    row_blocks, column_tiles = pl.cdiv(num_rows, ROWS), pl.cdiv(columns, columns_of(products))
-    parts = parts or splits_for(row_blocks, column_tiles, current())
-    active = jnp.ones(row_blocks, jnp.int32)
-    return {"active": active, "column_tiles": column_tiles, "parts": min(parts, column_tiles)}
-
-
 def forward(
     form: Any, pair_p: Pair, pair_q: Pair, static: KLStatic, parts: int | None = None
 ) -> RunningKL:
     """The sums over each part of the vocabulary, [parts, N]."""
     products, num_rows = _products(pair_p, pair_q, static), pair_p[0].shape[0]
     vocabulary, groups = products[0].columns, form.GROUPS
-    tiles = _tiles(num_rows, vocabulary, products, parts)
+    tiles = tiling(num_rows, vocabulary, products, parts)
     width = min(64, groups.width // 2)  # of both logits
 
     def start(refs: Any, row: Any) -> RunningKL:
@@ -130,5 +121,5 @@ def logits_gradients(
         * sides,
         interpret=static.interpret,
         name="linear_kl_logits_gradient",
-        **_tiles(num_rows, chunk, products, None),
+        **tiling(num_rows, chunk, products),
     )

@@ -87,13 +87,13 @@ def forward(
     """hidden [N, D], unembedding [D, V] or [V, D], tokens int [N], mask bool [N], bias [V]."""
     num_rows, vocabulary = hidden.shape[0], unembedding.shape[0 if static.transposed else 1]
     blocks = _blocks(hidden, static)
+    if mosaic := _mosaic(hidden, unembedding, blocks, static):
+        operands = (hidden, unembedding, tokens, mask, bias, inverse_temperature)
+        return combine(mosaic.forward(*operands, static, blocks.splits), mask, static.entropy)
     tiles = blocks.forward
     row_blocks, vocab_blocks = pl.cdiv(num_rows, tiles.rows), pl.cdiv(vocabulary, tiles.columns)
     splits = blocks.splits or splits_for(row_blocks, vocab_blocks, current())
     splits = min(splits, vocab_blocks)
-    if mosaic := _mosaic(hidden, unembedding, blocks, static):
-        operands = (hidden, unembedding, tokens, mask, bias, inverse_temperature)
-        return combine(mosaic.forward(*operands, static, blocks.splits), mask, static.entropy)
 
     def kernel(hidden, unembedding, tokens, scale, keep, bias, peak, total, weighted, chosen):
         i, part = pl.program_id(0), pl.program_id(1)

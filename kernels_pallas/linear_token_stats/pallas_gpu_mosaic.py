@@ -13,8 +13,6 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.gpu.blocks import splits_for
-from kernels_pallas.gpu.cards import current
 from kernels_pallas.gpu.mosaic import (
     COLUMNS,
     ROWS,
@@ -24,6 +22,7 @@ from kernels_pallas.gpu.mosaic import (
     Product,
     pad,
     store_rows,
+    tiling,
 )
 from kernels_pallas.gpu.softmax import Running, log_probs
 from kernels_pallas.gpu.triton import LOG2_E, exp
@@ -47,15 +46,6 @@ def _squash(x: Array, inverse_temperature: Any, softcap: float | None) -> tuple[
     return bent * (softcap * inverse_temperature), (1.0 - bent * bent) * inverse_temperature
 
 
-def _active(mask: Array | None, num_rows: int) -> Array:
-    """int32 [blocks]: whether a block of rows has any that count."""
-    blocks = pl.cdiv(num_rows, ROWS)
-    if mask is None:
-        return jnp.ones(blocks, jnp.int32)
-    padded = jnp.pad(mask, (0, blocks * ROWS - num_rows))
-    return jnp.any(padded.reshape(blocks, ROWS), axis=1).astype(jnp.int32)
-
-
 def forward(
     form: Any,
     hidden: Array,
@@ -71,9 +61,7 @@ def forward(
     num_rows = hidden.shape[0]
     product = Product(hidden, unembedding, not static.transposed)
     vocabulary = product.columns
-    column_tiles = pl.cdiv(vocabulary, COLUMNS)
-    parts = parts or splits_for(pl.cdiv(num_rows, ROWS), column_tiles, current())
-    parts = min(parts, column_tiles)
+    tiles = tiling(num_rows, vocabulary, [product], parts, mask)
     padded_rows = num_rows + -num_rows % ROWS
     groups = form.GROUPS
 
@@ -110,13 +98,11 @@ def forward(
         [product],
         others,
         first=jnp.zeros(1, jnp.int32),
-        active=_active(mask, num_rows),
-        column_tiles=column_tiles,
-        parts=parts,
-        out=[jax.ShapeDtypeStruct((parts, padded_rows), jnp.float32)] * 4,
+        out=[jax.ShapeDtypeStruct((tiles["parts"], padded_rows), jnp.float32)] * 4,
         scratch=(plgpu.SMEM((groups.count, 4, groups.rows), jnp.float32),),
         interpret=static.interpret,
         name="linear_token_stats_forward",
+        **tiles,
     )
     return Running(*(output[:, :num_rows] for output in outputs))
 
@@ -132,9 +118,8 @@ def logits_gradient(
     num_rows = hidden.shape[0]
     product = Product(hidden, unembedding, not static.transposed)
     vocabulary = product.columns
-    column_tiles = pl.cdiv(chunk, COLUMNS)
+    tiles = tiling(num_rows, chunk, [product], mask=mask)
     padded_rows = num_rows + -num_rows % ROWS
-    parts = splits_for(pl.cdiv(num_rows, ROWS), column_tiles, current())
     groups = form.GROUPS
     width = 64  # whole tiles of p and log p would not fit
 
@@ -182,18 +167,14 @@ def logits_gradient(
     if bias is not None:
         others.append(jnp.pad(bias.astype(jnp.float32), (0, chunk)))
     lines = padded_rows // groups.rows if bias is not None else 1
-    active = _active(mask, num_rows)
     d_logits, sums = form.call(
         Epilogue(start, add, finish, width),
         [product],
         others,
         first=first,
-        active=active,
-        column_tiles=column_tiles,
-        parts=parts,
         out=[
             jax.ShapeDtypeStruct((num_rows, chunk), hidden.dtype),
-            jax.ShapeDtypeStruct((lines, column_tiles * COLUMNS), jnp.float32),
+            jax.ShapeDtypeStruct((lines, tiles["column_tiles"] * COLUMNS), jnp.float32),
         ],
         scratch=(
             plgpu.SMEM((groups.count, groups.rows, width), hidden.dtype, transforms=SWIZZLE),
@@ -201,8 +182,9 @@ def logits_gradient(
         ),
         interpret=static.interpret,
         name="linear_token_stats_logits_gradient",
+        **tiles,
     )
     if bias is not None:
-        written = jnp.repeat(active, groups.count)[:, None] > 0
+        written = jnp.repeat(tiles["active"], groups.count)[:, None] > 0
         sums = jnp.where(written, sums, 0.0)
     return d_logits, sums[:, :chunk]
